@@ -19,6 +19,8 @@ DATA = Path(__file__).parent / "data"
 # of each family: class, config, words and special tokens, and the options of its processor if it has more than words
 MODELS = json.loads((DATA / "tiny_models.json").read_text())
 MODELS["lumina"] = {name: value for name, value in MODELS["chameleon"].items() if name != "processor"}
+# height and width of the images of families that have several
+SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64), "glm_image": (64, 96)}
 # patterns in names of tensors here, and what they are in releases and in other libraries
 NAMES = json.loads((DATA / "released_names.json").read_text())
 
@@ -195,7 +197,7 @@ def greedy(
 def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory, by default of a new one, with a processor if one is given."""
     model = model or make(family)
-    made = FAMILIES[family].assemble(model, words, size)
+    made = FAMILIES[family].assemble(model, words, size or SIZES.get(family))
     if family == "liquid":
         with TemporaryDirectory() as folder:
             save_vqgan(model, Path(folder))

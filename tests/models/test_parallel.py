@@ -24,7 +24,6 @@ from tests.cli.calls import Capture
 from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
 METHODS = ("plain", "gumbel-jacobi")
 PROMPTS = ["a red apple", "the sky"]
 
@@ -46,7 +45,7 @@ MODELS |= {"chameleon": chameleon, "liquid": lambda: tiny.make("liquid", num_key
 def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
     """Logits behind a prompt, greedy and sampled tokens of each method, and what the images promise."""
     how: Any = {"device": "cpu", "engine": "eager", "parts": ("text",)}
-    model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
+    model = load_model(folder, size=tiny.SIZES.get(name), processes=processes, **how)
     target: Any = model.target
     tokens = torch.tensor([[0, 1, 9, 10, 4], [1, 9, 12, 11, 4]])
     condition = Condition(tokens=tokens[:, None], mask=tokens[:, None] > 0)

@@ -4,7 +4,6 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,23 +39,15 @@ from tests.tiny_decoder import GivenTrees
 PROMPTS = ["a red apple", "the sky"]
 
 
-@dataclass(frozen=True)
-class Case:
-    """How the library decodes with a family greedily, its guidance, and the size of an image."""
-
-    library: Callable[[Any, Any, str], torch.Tensor]
-    guidance: float
-    size: tuple[int, int] | None = None
-
-
-CASES = {
-    "janus": Case(tiny.janus_tokens, 5.0),
-    "emu3": Case(tiny.emu3_tokens, 3.0, size=(24, 32)),
-    "chameleon": Case(tiny.chameleon_tokens, 3.0),
-    "lumina": Case(tiny.lumina_tokens, 4.0, size=(4, 8)),
-    "liquid": Case(tiny.liquid_tokens, 7.0),
-    "simplear": Case(tiny.simplear_tokens, 6.0, size=(48, 64)),
-    "glm_image": Case(tiny.glm_image_tokens, 1.0, size=(64, 96)),
+# how the library decodes with a family greedily, and the guidance
+CASES: dict[str, tuple[Callable[[Any, Any, str], torch.Tensor], float]] = {
+    "janus": (tiny.janus_tokens, 5.0),
+    "emu3": (tiny.emu3_tokens, 3.0),
+    "chameleon": (tiny.chameleon_tokens, 3.0),
+    "lumina": (tiny.lumina_tokens, 4.0),
+    "liquid": (tiny.liquid_tokens, 7.0),
+    "simplear": (tiny.simplear_tokens, 6.0),
+    "glm_image": (tiny.glm_image_tokens, 1.0),
 }
 PAINTED = [name for name in CASES if name not in ("simplear", "glm_image")]  # whose pixels are made here
 
@@ -74,9 +65,7 @@ def processor(name: str) -> Any:
 
 @cache
 def parts(name: str) -> Components:
-    made = tiny.assemble(name, model(name), processor(name), CASES[name].size)
-    assert made.target.config.family == name
-    return made
+    return tiny.assemble(name, model(name), processor(name))
 
 
 @cache
@@ -102,10 +91,11 @@ def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
 
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
-    case, greedy = CASES[name], Sampling(guidance=CASES[name].guidance, temperature=0)
-    together = plain_tokens(name, greedy)
+    library, guidance = CASES[name]
+    together = plain_tokens(name, Sampling(guidance=guidance, temperature=0))
     for prompt, found in zip(PROMPTS, together, strict=True):
-        assert found.tolist() == case.library(model(name), processor(name), prompt).tolist()
+        assert found.tolist() == library(model(name), processor(name), prompt).tolist()
+    assert parts(name).target.config.family == name
     assert len(set(together[0].tolist())) >= 3
 
 
@@ -217,7 +207,7 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAINTED)
 def test_a_folder_in_the_released_layout_makes_pictures(name: str, root: Path, tmp_path: Path, capsys: Capture) -> None:
-    size = CASES[name].size
+    size = tiny.SIZES.get(name)
     arguments = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--method", "gumbel-jacobi"]
     arguments += ["--out", str(tmp_path / "a.png"), "--json", "--quiet"]
     arguments += [] if size is None else ["--size", f"{size[1]}x{size[0]}"]
@@ -277,14 +267,14 @@ def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Pat
     assert "tensor 'model.generation_head.vision_head.weight' is missing" in refused(load_model, tmp_path, parts=())
 
 
-def assembled(name: str, size: tuple[int, int] | None = None, words: Any = None) -> Components:
-    return tiny.assemble(name, model(name), words, size)
+def assembled(name: str, *size: int) -> Components:
+    return tiny.assemble(name, model(name), processor(name), size)  # type: ignore[arg-type]
 
 
 def windowed() -> Components:
     changed = tiny.make("simplear")
     changed.config.layer_types = ["full_attention", "sliding_attention"]
-    return tiny.assemble("simplear", changed, processor("simplear"))
+    return tiny.assemble("simplear", changed)
 
 
 TOKENS = torch.ones(2, 2, 3, dtype=torch.long)
@@ -300,10 +290,10 @@ TOO_LONG = "128 rows of 128 tokens are a sequence of 16511, the model has 9216 p
         (lambda: parts("janus").target(torch.zeros(1, 1, 32), TOKENS[0, :1]), "need a cache with its mask and slots"),
         (lambda: Condition(tokens=TOKENS, mask=TOKENS[0].bool()), r"the token mask is \[2, 3\], wanted \[2, 2, 3\]"),
         (lambda: Condition(tokens=TOKENS, mask=TOKENS.bool(), labels=TOKENS[:, 0, 0]), "give one of them"),
-        (lambda: assembled("janus", (24, 24)), "24x24"),
-        (lambda: assembled("emu3", (24, 30)), "the size is 30x24, wanted multiples of 8"),
-        (lambda: assembled("emu3", (1024, 1024)), TOO_LONG),
-        (lambda: assembled("lumina", (40, 40), processor("lumina")), "has no tokens for images of 40x40"),
+        (lambda: assembled("janus", 24, 24), "24x24"),
+        (lambda: assembled("emu3", 24, 30), "the size is 30x24, wanted multiples of 8"),
+        (lambda: assembled("emu3", 1024, 1024), TOO_LONG),
+        (lambda: assembled("lumina", 40, 40), "has no tokens for images of 40x40"),
         (windowed, "qwen2 has windows of attention or capped logits"),
     ],
 )
@@ -362,7 +352,7 @@ def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_
     shutil.copytree(folder("emu3", root), tmp_path / "emu3")
     (tmp_path / "emu3" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"emu3 lacks a part of Emu3ForConditionalGeneration .*extra_200"):
-        load_model(tmp_path / "emu3", size=(24, 32))
+        load_model(tmp_path / "emu3", size=tiny.SIZES["emu3"])
 
 
 @torch.no_grad()
@@ -415,28 +405,26 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
 def test_tokens_of_a_model_without_pixels_are_written(
     name: str, shape: tuple[int, int], why: str, root: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    size = "{1}x{0}".format(*CASES[name].size or ())
-    call = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--size", size, "--quiet"]
+    source, (height, width) = folder(name, root), tiny.SIZES[name]
+    call = ["--model", str(source), "--prompt", PROMPTS[0], "--size", f"{width}x{height}", "--quiet"]
     assert command.main([*call, "--out", str(tmp_path / "a.png")]) == 2
-    refused = capsys.readouterr().err
-    assert why in refused and "write the tokens only: --tokens FILE without --out" in refused
+    line = capsys.readouterr().err
+    assert why in line and "write the tokens only: --tokens FILE without --out" in line
     written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
     assert command.main([*written, "--method", "sjd-pac"]) == 0
-    text: Any = load_model(folder(name, root), parts=("text",), size=CASES[name].size).text
-    words = text.processor if name == "glm_image" else text.tokenizer
-    expected = CASES[name].library(model(name), words, PROMPTS[0])
+    text: Any = load_model(source, parts=("text",), size=tiny.SIZES[name]).text
+    words, (library, _) = text.processor if name == "glm_image" else text.tokenizer, CASES[name]
+    expected = library(model(name), words, PROMPTS[0])
     assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(shape).tolist()
-    pipe = LanternPipeline.from_pretrained(folder(name, root), size=CASES[name].size)
+    pipe = LanternPipeline.from_pretrained(source, size=tiny.SIZES[name])
     found: Any = pipe(PROMPTS[0], temperature=0, output_type="latent")
     assert pipe.vqvae is None and found.tokens[0].tolist() == expected.view(shape).tolist()
-    with pytest.raises(ValueError, match="it can make tokens but no images"):
-        pipe(PROMPTS[0])
+    refused(pipe, PROMPTS[0], match="it can make tokens but no images")
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--delta", "0.2"]) == 0
     made = Model(**vars(parts(name)), name=name)
-    with pytest.raises(ValueError, match="write the tokens only|rows to keep are 1"):
-        side = made.vq.config.downsample  # type: ignore[union-attr]
-        picture = Image.new("RGB", (side * shape[1], side * shape[0]))
-        generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
+    side = made.vq.config.downsample  # type: ignore[union-attr]
+    how: dict[str, Any] = {"init_image": Image.new("RGB", (side * shape[1], side * shape[0])), "keep_rows": 1}
+    refused(generate, made, PROMPTS[:1], **how, match="write the tokens only|rows to keep are 1")
 
 
 def test_vectors_of_finite_scalar_quantisation_are_the_digits() -> None:
@@ -455,7 +443,7 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
     without = load_model(made, parts=("text",))
     assert "loaded without its VQ" in refused(next, generate(without, PROMPTS[:1], method="plain"))
     with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"):
-        causal_target(model("liquid"), range(40), 24, family="liquid", raster=parts("liquid").target.config.raster)
+        causal_target(model("liquid"), range(40), 24, family="liquid", raster=target.config.raster)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (made / name).unlink()
     assert "model_type is 'gemma', wanted one of janus" in refused(load_model, made)
