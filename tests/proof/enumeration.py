@@ -37,14 +37,6 @@ Spoil = Callable[[DraftTree], DraftTree]
 
 
 @dataclass(frozen=True)
-class Assignments:
-    """All ways in which a tree may be drafted, and the chance of each."""
-
-    tokens: Int[Tensor, "a n"]
-    weights: Float64[Tensor, " a"]
-
-
-@dataclass(frozen=True)
 class Walked:
     """The node at which each walk ended, and the distribution of its next token."""
 
@@ -89,17 +81,17 @@ def distance(
 
     `spoil` changes each tree after sampling; `believed` is the mode that the verifier receives.
     """
-    listed = assignments(world, mode, tree)
-    shape = tree.shape()
-    strings = node_strings(world, listed.tokens, shape)
-    draft = DraftTree(listed.tokens, shape, believed or mode, world.log_q(strings))
-    draft = spoil(draft) if spoil else draft
-    made = outcome(world, verifier, draft, listed.weights)
+    draft, weights = assignments(world, mode, tree)
+    draft = replace(draft, mode=believed or mode)
+    made = outcome(world, verifier, spoil(draft) if spoil else draft, weights)
     return float((made - world.distribution()).abs().sum() / 2)
 
 
-def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
-    """List the assignments node by node. The children of a node are sampled together, in order."""
+def assignments(world: World, mode: DraftMode, tree: StaticTree) -> tuple[DraftTree, Float64[Tensor, " a"]]:
+    """Return all ways in which a tree may be drafted, and the chance of each.
+
+    They are listed node by node. The children of a node are sampled together, in order.
+    """
     shape = tree.shape()
     tokens = torch.zeros(1, shape.num_nodes, dtype=torch.long)
     weights = torch.ones(1, dtype=torch.float64)
@@ -113,7 +105,7 @@ def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
         which, sampled = (chances > 0).nonzero(as_tuple=True)
         weights = chances[which, sampled]
         tokens = tokens[which].index_copy(1, torch.tensor(children), tuples[sampled])
-    return Assignments(tokens, weights)
+    return DraftTree(tokens, shape, mode, world.log_q(node_strings(world, tokens, shape))), weights
 
 
 def chance(q: Float64[Tensor, "a v"], tuples: Int[Tensor, "t k"], mode: DraftMode) -> Float64[Tensor, "a t"]:

@@ -74,14 +74,6 @@ def test_rejection_matches_target_distribution_over_several_steps(mode: DraftMod
         assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gumbel_match_of_drafts_that_read_its_noise_matches_target_distribution(kind: str) -> None:
-    toy = world(kind)
-    sampled = draws.draw(toy, GumbelVerifier(), "gumbel", TREES["unbalanced"])
-    assert sampled.unlike_plain == 0
-    assert sampled.p_value(toy.distribution()) > LEAST_P_VALUE
-
-
 @pytest.mark.parametrize("mode", ["gumbel", "point", "sampled", "iid"])
 @pytest.mark.parametrize("tree", TREES)
 def test_gumbel_match_equals_plain_decoding(mode: DraftMode, tree: str) -> None:

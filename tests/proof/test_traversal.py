@@ -43,14 +43,13 @@ def walk_from_each(
 
 def distance(world: World, verifier: TraversalVerifier, mode: DraftMode, tree: StaticTree) -> float:
     """Return the total variation between what a step commits, completed by p, and p."""
-    listed, shape = assignments(world, mode, tree), tree.shape()
-    draft = DraftTree(listed.tokens, shape, mode, world.log_q(node_strings(world, listed.tokens, shape)))
-    many, nodes = repeated(draft, BASE - 1), torch.arange(shape.num_nodes)
+    draft, refused = assignments(world, mode, tree)
+    many, nodes = repeated(draft, BASE - 1), torch.arange(tree.max_nodes)
     rates = thresholds(lambda tried: walk_from_each(world, verifier, many, tried).end == nodes, draft.tokens.shape)
     rates[:, 0] = 1.0  # the walk ends at the root when all others are refused
     walked = walk_from_each(world, verifier, draft, torch.zeros_like(rates))
-    ends, refused = torch.zeros_like(rates), listed.weights
-    for node in [*plan_of(shape).order, 0]:
+    ends = torch.zeros_like(rates)
+    for node in [*plan_of(draft.shape).order, 0]:
         ends[:, node] = refused * rates[:, node]
         refused = refused - ends[:, node]
     came = walked.end == nodes
@@ -80,16 +79,14 @@ class Drawn(Forced):
 
 def test_traversal_commits_more_of_a_chain_than_rejection() -> None:
     toy = world("generic", 7, tokens=4, count=3)
-    listed, shape = assignments(toy, "sampled", chain(3)), chain(3).shape()
-    draft = DraftTree(listed.tokens, shape, "sampled", toy.log_q(node_strings(toy, listed.tokens, shape)))
-    generator = torch.Generator().manual_seed(0)
+    draft, weights = assignments(toy, "sampled", chain(3))
+    many, generator = repeated(draft, 200), torch.Generator().manual_seed(0)
+    log_p, places = toy.log_p(node_strings(toy, many.tokens, many.shape)), many.shape.depths.expand(many.tokens.shape)
     lengths = []
     for verifier in (TraversalVerifier(), RejectionVerifier()):
-        many = DraftTree(draft.tokens.repeat(200, 1), shape, "sampled", draft.log_q.repeat(200, 1, 1))  # type: ignore[union-attr]
-        log_p = toy.log_p(node_strings(toy, many.tokens, shape))
         noise = Drawn(torch.rand(len(many.tokens), 4, dtype=torch.float64, generator=generator))
-        verdict = verifier.verify(many, GivenRows(log_p, shape.depths.expand(many.tokens.shape), noise), noise)
-        lengths.append(float((verdict.length * listed.weights.repeat(200)).sum() / 200))
+        verdict = verifier.verify(many, GivenRows(log_p, places, noise), noise)
+        lengths.append(float((verdict.length * weights.repeat(200)).sum() / 200))
     assert lengths[0] > lengths[1] * 1.02
 
 
