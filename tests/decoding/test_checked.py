@@ -75,55 +75,48 @@ def decoded(name: str) -> torch.Tensor:
     return decoder.generate(tiny_condition((4, 2)), keys=KEYS[:2]).tokens
 
 
+def new(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what replaces parts of a tree, a verdict or a relaxation by functions of them."""
+    return lambda made: replace(made, **{name: change(vars(made)[name]) for name, change in changes.items()})
+
+
 def shaped(**changes: Any) -> Callable[[DraftTree], DraftTree]:
-    return lambda tree: replace(tree, shape=replace(tree.shape, **changes))
-
-
-def at(nodes: list[int], values: list[int]) -> Callable[[DraftTree], DraftTree]:
-    return lambda tree: replace(tree, tokens=tree.tokens.index_copy(1, torch.tensor(nodes), torch.tensor([values] * 2)))
+    return new(shape=lambda shape: replace(shape, **changes))
 
 
 ONES = torch.ones(4, 4, dtype=torch.bool)
 TREES: dict[str, Callable[[DraftTree], Any]] = {
     "proposed a NoneType, wanted a DraftTree": lambda tree: None,
-    r"tokens that are int64 \[1, 4\] cpu, wanted int64 \[2, 4\] cpu": lambda tree: replace(
-        tree, tokens=tree.tokens[:1]
-    ),
-    r"tokens that are float32 \[2, 4\]": lambda tree: replace(tree, tokens=tree.tokens.float()),
-    r"tokens that are int64 \[4\]": lambda tree: replace(tree, tokens=tree.tokens[0]),
-    'drafted in mode "sampled", wanted its own, "point"': lambda tree: replace(tree, mode="sampled"),
-    f"drafted token {VOCAB}, wanted 0 to {VOCAB - 1}": at([2], [VOCAB]),
-    "has token [0-9]+ at node 0, wanted the last committed one": lambda tree: replace(
-        tree, tokens=(tree.tokens + 1) % VOCAB
-    ),
+    r"tokens that are int64 \[1, 4\] cpu, wanted int64 \[2, 4\] cpu": new(tokens=lambda tokens: tokens[:1]),
+    r"tokens that are float32 \[2, 4\]": new(tokens=torch.Tensor.float),
+    r"tokens that are int64 \[4\]": new(tokens=lambda tokens: tokens[0]),
+    'drafted in mode "sampled", wanted its own, "point"': new(mode=lambda _: "sampled"),
+    f"drafted token {VOCAB}, wanted 0 to {VOCAB - 1}": new(tokens=lambda x: x.index_fill(1, torch.tensor(2), VOCAB)),
+    "has token [0-9]+ at node 0, wanted the last committed one": new(tokens=lambda tokens: (tokens + 1) % VOCAB),
     r"with parents \[0, 2, 1, 2\], wanted 0 for the root": shaped(parents=torch.tensor([0, 2, 1, 2])),
     "whose ancestors are not those": shaped(ancestors=ONES),
     "whose depths and widths are not": shaped(depths=torch.tensor([0, 1, 1, 1])),
     "depths and widths are not": shaped(widths=(1, 1)),
-    r"log q of float32 \[2, 4, 5\]": lambda tree: replace(tree, log_q=tree.log_q[..., :5]),
-    "log q whose probabilities sum to nan": lambda tree: replace(tree, log_q=tree.log_q * torch.nan),
-    "log q whose probabilities sum to 7.389": lambda tree: replace(tree, log_q=tree.log_q + 2),
+    r"log q of float32 \[2, 4, 5\]": new(log_q=lambda log_q: log_q[..., :5]),
+    "log q whose probabilities sum to nan": new(log_q=lambda log_q: log_q * torch.nan),
+    "log q whose probabilities sum to 7.389": new(log_q=lambda log_q: log_q + 2),
 }
 VERDICTS: dict[str, Callable[[Verdict], Any]] = {
     "returned a NoneType, wanted a Verdict": lambda verdict: None,
-    r"next_token that is float32 \[2\], wanted int64": lambda verdict: replace(
-        verdict, next_token=verdict.next_token.float()
-    ),
-    r"length that is int64 \[1\]": lambda verdict: replace(verdict, length=verdict.length[:1]),
-    "path of [0-9]+ nodes, wanted at most 3": lambda verdict: replace(verdict, path=pad(verdict.path, (0, 9))),
-    "nodes of a path of": lambda verdict: replace(verdict, length=verdict.length + 9),
+    r"next_token that is float32 \[2\], wanted int64": new(next_token=torch.Tensor.float),
+    r"length that is int64 \[1\]": new(length=lambda length: length[:1]),
+    "path of [0-9]+ nodes, wanted at most 3": new(path=lambda path: pad(path, (0, 9))),
+    "nodes of a path of": new(length=lambda length: length + 9),
     "path that is none of the tree": lambda verdict: replace(
         verdict, path=torch.zeros_like(verdict.path), length=torch.full_like(verdict.length, verdict.path.shape[1])
     ),
-    f"wanted 0 to {VOCAB - 1}": lambda verdict: replace(verdict, next_token=verdict.next_token - VOCAB),
+    f"wanted 0 to {VOCAB - 1}": new(next_token=lambda token: token - VOCAB),
 }
 RELAXED: dict[str, Callable[[Relaxed], Relaxed]] = {
-    "log r whose probabilities sum to nan": lambda found: replace(found, log_r=found.log_r * torch.nan),
-    "log r whose probabilities sum to 2.718": lambda found: replace(found, log_r=found.log_r + 1),
-    "result that is no Relaxed of [0-9]+ nodes and": lambda found: replace(found, log_r=found.log_r[:0]),
-    "total variation that is not that of r and p": lambda found: replace(
-        found, total_variation=found.total_variation + 0.1
-    ),
+    "log r whose probabilities sum to nan": new(log_r=lambda log_r: log_r * torch.nan),
+    "log r whose probabilities sum to 2.718": new(log_r=lambda log_r: log_r + 1),
+    "result that is no Relaxed of [0-9]+ nodes and": new(log_r=lambda log_r: log_r[:0]),
+    "total variation that is not that of r and p": new(total_variation=lambda spent: spent + 0.1),
 }
 
 
