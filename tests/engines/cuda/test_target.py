@@ -228,8 +228,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     ],
 )
 def test_reasons_name_what_the_kernels_lack(family: str, reason: str | None) -> None:
-    size = {"emu3": (24, 32), "simplear": (48, 64)}.get(family)
-    target = tiny.assemble(family, words=tiny.processor(family), size=size).target
+    target = tiny.assemble(family, words=tiny.processor(family)).target
     expected = reason and f"the GPU kernels have no {reason}, which this model has"
     assert llama.refusal(target) == expected
 
