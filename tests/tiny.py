@@ -43,6 +43,11 @@ def tiny_target(seed: int = 0, **changes: object) -> Transformer:
     return target
 
 
+def wide_target(seed: int = 0, **changes: object) -> Transformer:
+    """A target of sizes that the engine `cpu` takes."""
+    return tiny_target(seed, **({"dim": 64, "vocab_size": 32} | changes))
+
+
 def loose_target() -> Transformer:
     """A target whose tokens are almost independent, so that the next pass nearly always repeats a window."""
     target = tiny_target()

@@ -18,13 +18,13 @@ from lantern.drafters.windows import TRIAL
 from lantern.engines.engine import engine
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select, tiny_eagle, tiny_target
+from tests.tiny import select, tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 CPU = pytest.param("cpu", marks=needs_compiler)
-TARGET = tiny_target(dim=64, vocab_size=32)
-LONG = tiny_target(dim=64, vocab_size=32, block_size=36)  # more steps than the trial of a window has
+TARGET = wide_target()
+LONG = wide_target(block_size=36)  # more steps than the trial of a window has
 EAGLE = tiny_eagle(TARGET)
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
 SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=6, temperature=0.7, top_k=5)

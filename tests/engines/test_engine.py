@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -22,16 +23,11 @@ from lantern.generation.generator import Decoder, build_decoder
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
-from lantern.models.llamagen.transformer import Transformer
 from tests.refusals import refused
-from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny import tiny_eagle, tiny_target, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
-
-
-def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
-    return tiny_target(seed, block_size=16, dim=64, n_head=2).to(dtype)
 
 
 def narrow(method: Method) -> Method:
@@ -43,7 +39,7 @@ def narrow(method: Method) -> Method:
 
 @cache
 def wide_bf16(name: str, seed: int, guidance: float) -> Tensor:
-    target, sampling = target_in(torch.bfloat16, seed), Sampling(guidance=guidance)
+    target, sampling = tiny_target(seed, dim=64).bfloat16(), Sampling(guidance=guidance)
     decoder = tiny_decoder(narrow(METHODS[name]), target, sampling, engine=WideEngine())
     return decoder.generate(CONDITION, keys=KEYS).tokens
 
@@ -62,7 +58,7 @@ def test_wide_bf16_gives_the_tokens_of_plain_decoding(name: str, seed: int, guid
 
 
 def test_wide_fp32_pads_small_passes_and_scores_the_same() -> None:
-    target, sampling = target_in(torch.float32), Sampling(guidance=7.5)
+    target, sampling = tiny_target(dim=64), Sampling(guidance=7.5)
     plain = plain_tokens(target, sampling)
     seen: list[int] = []
     hook = target.norm.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0] * inputs[0].shape[1]))
@@ -77,51 +73,34 @@ def test_wide_refuses_large_trees_and_graph_a_cpu(monkeypatch: pytest.MonkeyPatc
         tiny_decoder("gumbel-jacobi", tiny_target(block_size=36), engine=WideEngine(), window=MOST_WIDE + 1)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
-        tiny_decoder("plain", target_in(torch.float32), engine=GraphEngine())
+        tiny_decoder("plain", tiny_target(), engine=GraphEngine())
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "in-place": lambda target: target.layers[1].attention.wqkv.weight.add_(1.0),
+    "load_state_dict": lambda target: target.load_state_dict(tiny_target(1).state_dict()),
+    "to": lambda target: target.to(torch.bfloat16),
+    "parameter": lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.clone())),
+    "same-memory": lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.data)),
+    "buffer": lambda target: target.cls_embedding.uncond_embedding.mul_(2),
+    "submodule": lambda target: target.layers.register_module("1", tiny_target(1).layers[1]),
+    "added": lambda target: target.add_module("extra", torch.nn.Linear(2, 2)),
+    "hook": lambda target: target.output.register_forward_hook(lambda *_: None),
+    "forward": lambda target: setattr(target.output, "forward", torch.tanh),
+    "parametrized": lambda target: register_parametrization(target.output, "weight", torch.nn.Tanh()),
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda target: target.layers[1].attention.wqkv.weight.add_(1.0),
-        lambda target: target.load_state_dict(target_in(torch.float32, 1).state_dict()),
-        lambda target: target.to(torch.bfloat16),
-        lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.clone())),
-        lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.data)),
-        lambda target: target.cls_embedding.uncond_embedding.mul_(2),
-        lambda target: target.layers.register_module("1", target_in(torch.float32, 1).layers[1]),
-        lambda target: target.add_module("extra", torch.nn.Linear(2, 2)),
-        lambda target: target.output.register_forward_hook(lambda *_: None),
-        lambda target: setattr(target.output, "forward", torch.tanh),
-        lambda target: register_parametrization(target.output, "weight", torch.nn.Tanh()),
-    ],
-    ids=[
-        "in-place",
-        "load_state_dict",
-        "to",
-        "parameter",
-        "same-memory",
-        "buffer",
-        "submodule",
-        "added",
-        "hook",
-        "forward",
-        "parametrized",
-    ],
-)
-def test_every_change_of_weights_is_noticed(change: Callable[[Transformer], object]) -> None:
-    target = target_in(torch.float32)
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_weights_is_noticed(change: str) -> None:
+    target = tiny_target()
     target.output.weight = torch.nn.Parameter(target.output.weight.data)  # of version 0
     before = weights_of(target)
     assert weights_of(target) == before
     assert sum(isinstance(state, tuple) for state in before) == len(list(target.parameters())) + 1  # and a buffer
-    change(target)
+    CHANGES[change](target)
     assert weights_of(target) != before
-
-
-def wide_target() -> Transformer:
-    return tiny_target(block_size=64, dim=64, n_head=2, vocab_size=32)
 
 
 def test_auto_takes_the_cpu_engine_if_its_library_is_built_else_eager(monkeypatch: pytest.MonkeyPatch) -> None:

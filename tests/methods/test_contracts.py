@@ -19,7 +19,7 @@ from lantern.engines.engine import EAGER, engine
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, distance, p_value, pictures
-from tests.tiny import select, tiny_target
+from tests.tiny import select, tiny_target, wide_target
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, TARGET, shrunk, tiny_decoder
 
 
@@ -73,7 +73,7 @@ class Case:
 
 @cache
 def target_of(side: int, is_wide: bool) -> Transformer:
-    return tiny_target(block_size=side**2, **({"dim": 64, "vocab_size": 32} if is_wide else {}))
+    return (wide_target if is_wide else tiny_target)(block_size=side**2)
 
 
 CASES = {

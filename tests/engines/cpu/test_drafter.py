@@ -12,10 +12,8 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import PackedDrafterLayer, packed_drafter
 from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny import tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
-
-SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -> list[Step]:
@@ -38,7 +36,7 @@ def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -
 def test_fused_drafters_draft_as_eager(
     method: str, shape: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = tiny_target(**SHAPE)
+    target = wide_target(block_size=36)
     how = {} if shape is None else {"module": tiny_eagle(target, **shape)}
     eager = drafts_of(method, target, is_fused=False, **how)
     if shape is not None:  # all of its layers are packed
@@ -50,7 +48,7 @@ def test_fused_drafters_draft_as_eager(
 
 
 def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
-    target = tiny_target(**SHAPE | {"dim": 128}).bfloat16()
+    target = wide_target(dim=128).bfloat16()
     module, fused = tiny_eagle(target).bfloat16(), CpuEngine().prepare(target)
     generator = torch.Generator().manual_seed(4)
     features = torch.randn(2, 7, 128, generator=generator).bfloat16()
@@ -66,7 +64,7 @@ def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
 
 
 def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
-    target = tiny_target(**SHAPE).bfloat16()
+    target = wide_target().bfloat16()
     module, fused = tiny_eagle(target).bfloat16(), CpuEngine().prepare(target)
     features = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     tokens = torch.arange(9)[None]
@@ -80,22 +78,22 @@ def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
 
 
 def test_drafter_is_packed_once_and_not_changed() -> None:
-    module = tiny_eagle(tiny_target(**SHAPE))
+    module = tiny_eagle(wide_target())
     twin = packed_drafter(module)
     assert packed_drafter(module) is twin and twin is not module
     assert type(module.layers[0]) is EagleLayer and type(twin.layers[0]) is PackedDrafterLayer
     assert twin.embed_tokens is module.embed_tokens
     assert module.cache_dtype == twin.cache_dtype == torch.float32
-    half = tiny_eagle(tiny_target(**SHAPE)).bfloat16()
+    half = tiny_eagle(wide_target()).bfloat16()
     assert half.cache_dtype == torch.bfloat16 and packed_drafter(half).cache_dtype == torch.float32
 
 
 def test_unfit_widths_and_passes_without_a_cache_are_eager() -> None:
-    module = tiny_eagle(tiny_target(dim=40, n_head=2, vocab_size=32))
+    module = tiny_eagle(wide_target(dim=40))
     assert packed_drafter(module) is module
     other = nn.Linear(32, 32)
     assert packed_drafter(other) is other
-    module = tiny_eagle(tiny_target(**SHAPE))
+    module = tiny_eagle(wide_target())
     features, tokens = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0)), torch.arange(5)[None]
     with torch.no_grad():
         expected = module.training_forward(features, tokens)

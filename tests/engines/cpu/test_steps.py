@@ -22,11 +22,10 @@ from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.distributions import Mixture
 from lantern.verifiers.relaxations.neighbours import Lantern
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.tiny import tiny_target
+from tests.tiny import wide_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 from tests.tiny_parts import tiny_part
 
-SHAPE: dict[str, Any] = {"block_size": 36, "dim": 64, "n_head": 2, "vocab_size": 32}
 TOKENS = 64  # of images whose steps are compared
 DISTRIBUTIONS = [
     Sampling(guidance=3.0),
@@ -95,7 +94,7 @@ CASES = [
 def test_fused_steps_give_tokens_and_statistics_of_the_loop(
     options: dict[str, Any] | None, sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = parts_of(tiny_target(**SHAPE).to(dtype), sampling, options)
+    parts = parts_of(wide_target(block_size=36).to(dtype), sampling, options)
     expected = by_the_loop(parts, monkeypatch)
     monkeypatch.setattr(parts.target, "forward", None)  # no pass except those of fused steps
     found = parts.generate(CONDITION, keys=KEYS)
@@ -133,7 +132,7 @@ def seen_of(step: Step, image: int) -> dict[str, Any]:
     "options", [None, {"window": 5}, {"window": 16, "init": "random"}, *RELAXED[:2], *DRAFTED, *TESTED], ids=str
 )
 def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = parts_of(tiny_target(**SHAPE | {"block_size": TOKENS}), DISTRIBUTIONS[0], options)
+    parts = parts_of(wide_target(block_size=TOKENS), DISTRIBUTIONS[0], options)
 
     def watched(run: Callable[..., Generation]) -> tuple[Generation, list[tuple[Step, list[dict[str, Any]]]]]:
         seen = list[tuple[Step, list[dict[str, Any]]]]()
@@ -157,7 +156,7 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
 
 @pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
 def test_with_an_interval_a_callback_gets_some_of_the_steps(options: dict[str, Any] | None) -> None:
-    parts, every, some = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], options), list[Step](), list[Step]()
+    parts, every, some = parts_of(wide_target(block_size=36), DISTRIBUTIONS[0], options), list[Step](), list[Step]()
     expected = parts.generate(CONDITION, keys=KEYS, callback=every.append)
     found = parts.generate(CONDITION, keys=KEYS, callback=some.append, interval=60.0)
     assert torch.equal(found.tokens, expected.tokens)
@@ -170,7 +169,7 @@ def test_with_an_interval_a_callback_gets_some_of_the_steps(options: dict[str, A
 
 @pytest.mark.parametrize("watching", [{}, {"callback": lambda _: None}], ids=["alone", "watched"])
 def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, Any]) -> None:
-    sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
+    sampling, target = Sampling(guidance=1.0), wide_target(block_size=36)  # random weights: drafts are seldom right
     kept, given_up = (parts_of(target, sampling, {"window": 4, "least": least}) for least in (1.0, 3.0))
     mine, its = (parts.generate(CONDITION, keys=KEYS, **watching) for parts in (given_up, kept))
     assert torch.equal(mine.tokens, its.tokens)
@@ -181,7 +180,7 @@ def test_a_window_that_commits_too_few_tokens_is_given_up(watching: dict[str, An
 
 @pytest.mark.parametrize("options", [None, {"window": 5}, RELAXED[0], TESTED[1]], ids=str)
 def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny_target(**SHAPE | {"vocab_size": 256})
+    target = wide_target(block_size=36, vocab_size=256)
     made = parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS)
     tokens = [set(row[:-1].tolist()) for row in made.tokens]
     only = next(iter(tokens[2] - tokens[0] - tokens[1]))
@@ -208,15 +207,16 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
 
 def test_a_picture_of_one_token_needs_no_step_and_steps_are_timed() -> None:
     for options in (None, {"window": 5}):
-        parts = parts_of(tiny_target(**SHAPE | {"block_size": 1}), DISTRIBUTIONS[0], options)
+        parts = parts_of(wide_target(block_size=1), DISTRIBUTIONS[0], options)
         made = parts.generate(CONDITION, keys=KEYS, callback=lambda step: None)
         assert made.tokens.shape == (3, 1) and made.steps.tolist() == [1, 1, 1]
-    made = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5}).generate(CONDITION, keys=KEYS, is_timed=True)
+    parts = parts_of(wide_target(), DISTRIBUTIONS[0], {"window": 5})
+    made = parts.generate(CONDITION, keys=KEYS, is_timed=True)
     assert set(made.seconds) == {"prefill", "score", "walk"} and min(made.seconds.values()) > 0
 
 
 def test_unsupported_parts_are_decoded_by_the_loop() -> None:
-    target, engine = tiny_target(**SHAPE), CpuEngine()
+    target, engine = wide_target(block_size=36), CpuEngine()
 
     def fits(name: str, sampling: Sampling = DISTRIBUTIONS[0], **options: Any) -> bool:
         decoder = tiny_decoder(name, target, sampling, engine=engine, **options)
@@ -233,7 +233,7 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
 
 
 def test_subclasses_which_may_decide_otherwise_are_run_by_the_loop() -> None:
-    target = CpuEngine().prepare(tiny_target(**SHAPE))
+    target = CpuEngine().prepare(wide_target(block_size=36))
 
     def fits(window: type[JacobiDrafter], match: type[GumbelVerifier], rule: type[Mixture] | None = None) -> bool:
         drafter = window(target, window=4, keeps_distributions=rule is not None)
@@ -245,7 +245,7 @@ def test_subclasses_which_may_decide_otherwise_are_run_by_the_loop() -> None:
     assert not fits(window, GumbelVerifier) and not fits(JacobiDrafter, match)
     assert not fits(window, GumbelVerifier, Mixture) and not fits(JacobiDrafter, match, Mixture)
     assert not fits(JacobiDrafter, GumbelVerifier, rule)
-    tested = tiny_decoder("lantern", tiny_target(**SHAPE), DISTRIBUTIONS[0], engine=CpuEngine())
+    tested = tiny_decoder("lantern", wide_target(block_size=36), DISTRIBUTIONS[0], engine=CpuEngine())
     test: Any = tested.verifier
     own = type("Own", (Lantern,), {})(test.relaxation.table, 3), type("Own", (RejectionVerifier,), {})()
     for verifier, fits_too in ((test, True), (RejectionVerifier(own[0]), False), (own[1], False)):

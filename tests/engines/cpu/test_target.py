@@ -33,7 +33,7 @@ from tests.engines.cpu.test_linear import KINDS, in_steps
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
 from tests.proof.test_trees import shape_of
 from tests.refusals import refused
-from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, chosen_from, plain_tokens
 
 KNOWN = 11  # tokens that are committed before the passes below
@@ -42,8 +42,7 @@ TOKENS = [3, 1, 4, 15, 9, 2, 6]
 
 
 def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
-    shape: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
-    return tiny_target(seed, **(shape | changes)).to(dtype)
+    return wide_target(seed, block_size=64, **changes).to(dtype)
 
 
 def target_of(kind: str, **changes: Any) -> Any:
