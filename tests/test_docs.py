@@ -8,13 +8,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
 import torch
@@ -55,10 +53,7 @@ def commands(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """How a command is run: words to append and to replace, and what is put into the working folder before.
-
-    `{model}` in a word is the folder of the tiny model.
-    """
+    """How a command is run; `{model}` in a word is the folder of the tiny model."""
 
     extra: str = ""
     replace: dict[str, str] = field(default_factory=dict)
@@ -259,7 +254,7 @@ VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "
 @pytest.mark.parametrize("path", [*PAGES, CARD], ids=shown)
 def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lantern.cli import train
-    from lantern.training.stages import Stage
+    from tests.cli.calls import record_stages
 
     variables: dict[str, str] = {}
     for command in commands(path):
@@ -276,21 +271,11 @@ def test_training_commands_name_what_there_is(path: Path, place: Path, monkeypat
                 Path(value).mkdir(parents=True, exist_ok=True)
             if option == "--model":  # that of the page's other trainings
                 assert f"--target {value}/transformer" in path.read_text(encoding="utf-8"), command
-        calls: list[Any] = []
         with monkeypatch.context() as patched:
-            load = Stage.load
-            patched.setattr(Stage, "load", lambda stage, load=load, calls=calls: recorded(load(stage), calls))
+            calls = record_stages(patched)
             patched.setattr(train, "run_all", lambda *given, calls=calls: calls.append(given) or 0)
             assert run(words) == 0, f"{shown(path)}: {command}"
         assert len(calls) == 1, command
-
-
-def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def record(config: Any, **options: Any) -> None:
-        calls.append((config, options))
-
-    return record
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import embedded_model
+from lantern.core.io import read_checksums
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cpu.engine import CpuEngine
@@ -27,10 +28,12 @@ def model() -> Iterator[Model]:
         yield load_model(device="cpu")
 
 
-def test_the_model_is_small_and_lists_the_words_of_its_captions() -> None:
+def test_the_model_is_small_and_lists_its_weights_and_the_words_of_its_captions() -> None:
     files = [path for path in embedded_model().rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 56 * MEBIBYTE
     assert not [path for path in files if path.suffix in (".pt", ".bin", ".ckpt", ".pkl")]
+    weights = [path for path in files if path.suffix == ".safetensors"]
+    assert weights and all(path.name in read_checksums(path.parent) for path in weights)
     words = read_words(embedded_model())
     assert {"apple", "cat", "3d", "purple"} <= set(words) and "kitty" not in words
     assert words == sorted(set(words))

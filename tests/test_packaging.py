@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 
-from lantern.engines.cpu import build as building
 from lantern.engines.cpu import build as compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the machine that builds, and caches
-COMMANDS = ("lantern", "lantern-generate")
 LIBRARIES = "lantern/engines/cpu/lib"
 HAS_COMPILER = sys.platform == "linux" and shutil.which("g++") is not None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs Linux and g++")
@@ -66,7 +64,7 @@ def _fast_compiler(folder: Path) -> str:
     """Return the command of a compiler that checks the sources, and takes the library of other tests as the result."""
     script = folder / "compiler"
     if HAS_COMPILER:
-        made = Path(building.library()._name)
+        made = Path(compiling.library()._name)
         copy = f'out=${{@: -2:1}}; cp "{made}" "$out"; [ "${{out##*/}}" = {made.name} ]'
         script.write_text(f'#!/bin/bash\n{copy} || exec g++ "$@" -fsyntax-only\n', encoding="utf-8")
         script.chmod(0o700)
@@ -190,7 +188,7 @@ assert main(["--prompt", "a red apple", "--quiet"]) == 0
     assert name == picture.name and picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["lantern", "lantern-generate"])
 def test_installed_command_prints_help(empty_environment: Path, tmp_path: Path, command: str) -> None:
     assert f"usage: {command}" in _run(empty_environment / "bin" / command, "--help", cwd=tmp_path)
 

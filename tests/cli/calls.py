@@ -1,4 +1,5 @@
 import json
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 
 from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
+from lantern.training.stages import Stage
 
 Capture = pytest.CaptureFixture[str]
 
@@ -50,3 +52,20 @@ def error_line(text: str) -> str:
     (line,) = text.splitlines()
     assert line.startswith("lantern: error: ")
     return line
+
+
+def record_stages(patch: pytest.MonkeyPatch) -> list[Any]:
+    """Let stages of a training not run, and return a list to which each appends its function, config and options."""
+    found, load = [], Stage.load
+
+    def recorded(stage: Stage) -> Any:
+        function = load(stage)
+
+        @wraps(function)
+        def record(config: Any, **options: Any) -> None:
+            found.append((stage.function, config, options))
+
+        return record
+
+    patch.setattr(Stage, "load", recorded)
+    return found

@@ -230,28 +230,3 @@ def test_a_component_is_replaced_only_on_request(checkpoint: Path, capsys: Captu
     assert "replace it with --overwrite" in one_line(capsys)
     assert _convert(checkpoint, "--grid", "8", "--overwrite") == 0
     assert read_config(checkpoint.parent / "out")["block_size"] == 64
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("", "give --image-size"),
-        ("--image-size 100", "wanted a multiple of 16"),
-        ("--image-size -16", "wanted a whole number"),
-        ("--image-size 64 --grid 4", "not allowed with"),
-        ("--grid 4 --kind t2i", "holds a c2i checkpoint, not t2i"),
-        ("--grid 4 --kind t2v", "did you mean 't2i'?"),
-        ("--grid 4 --torn", "c2i.pt is no whole checkpoint"),
-    ],
-)
-def test_bad_input_is_refused(checkpoint: Path, capsys: Capture, options: str, message: str) -> None:
-    if "--torn" in options:
-        checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    assert _convert(checkpoint, *options.replace("--torn", "").split()) == 2
-    assert message in one_line(capsys) and not (checkpoint.parent / "out").exists()
-
-
-def test_a_file_in_place_of_the_folder_is_a_failure(checkpoint: Path, capsys: Capture) -> None:
-    (checkpoint.parent / "out").write_text("a file where the folder should be")
-    assert _convert(checkpoint, "--grid", "4") == 1
-    assert "out" in one_line(capsys)

@@ -1,7 +1,6 @@
 """What `lantern-generate` makes, prints and reports, with a toy model."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from PIL import Image
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
+from lantern.cli.main import main as lantern
 from lantern.core.io import save_component
 from lantern.drafters.records import Records
 from lantern.methods import METHODS
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_picture_has_its_settings_as_metadata_with_or_without_the_prompt(model: str, capsys: Capture) -> None:
-    from lantern.cli.main import main as lantern
-
     assert made(model, "--seed", "7", "--method", "plain", "--out", "x.png") == 0
     seen = capsys.readouterr()
     assert seen.out == "x.png\n" and len(seen.err.splitlines()) == 1 and seen.err.endswith(" tokens per second\n")
@@ -149,13 +147,6 @@ def test_numbers_of_processes_that_no_launcher_sets(
 def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
     assert "standard input is closed" in refusal(capsys, main(["--model", model, "--prompts-file", "-"]))
-
-
-def test_defaults_of_another_form_are_refused(model: str, tmp_path: Path, capsys: Capture) -> None:
-    other = shutil.copytree(model, tmp_path / "other")
-    index = json.loads((other / "model_index.json").read_text())
-    (other / "model_index.json").write_text(json.dumps(index | {"generation": 5}))
-    assert '"generation" is a int, wanted an object' in refusal(capsys, made(str(other)))
 
 
 def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from argcomplete.finders import CompletionFinder
 
+from lantern import __version__
 from lantern.cli.command import Command, parser_of, run_command
 from lantern.cli.main import COMMANDS, PROGRAMS, SHELLS, complete, main
 from lantern.cli.measure import evaluate
@@ -35,11 +36,7 @@ def test_values_of_a_repeated_option_are_all_taken_in_place_of_the_default() -> 
 
 
 def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
-    from lantern import __version__
-
     assert main([]) == 2 and "usage: lantern" in capsys.readouterr().err
-    assert main(["--debug", "generate", "--help"]) == 2
-    assert "a command comes before its options" in capsys.readouterr().err
     assert main(["--help", "generate"]) == 0 and capsys.readouterr().out.startswith("usage: lantern COMMAND")
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

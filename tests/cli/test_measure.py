@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.cli import measure
 from lantern.cli.main import main
-from lantern.cli.measure import DTYPES, SHAPES
 from lantern.core.types import Generation
 from lantern.drafters.trees import named
+from lantern.eval.metrics.quality import METRICS
+from lantern.eval.metrics.weights import sources
 from lantern.eval.speed import race
 from lantern.generation.choice import choose_method
-from lantern.models.folder import DTYPES as KNOWN_DTYPES
-from lantern.models.folder import load_model
+from lantern.models.folder import DTYPES, load_model
 from lantern.models.llamagen.transformer import SIZES
 from tests.cli.calls import Capture, answer, refused_by
 from tests.tiny_folder import save_tiny_model
@@ -27,7 +28,8 @@ QUICK += ["--methods", "eagle1", "--quiet"]
 
 
 def test_options_list_all_choices() -> None:
-    assert set(DTYPES) == set(KNOWN_DTYPES) and set(SHAPES) == set(SIZES)
+    assert set(measure.DTYPES) == set(DTYPES) and set(measure.SHAPES) == set(SIZES)
+    assert tuple(METRICS) == measure.METRICS and tuple(sources()) == measure.WEIGHTS
 
 
 def test_json_is_one_line_and_then_the_table_is_on_stderr(model: str, tmp_path: Path, capsys: Capture) -> None:

@@ -12,12 +12,9 @@ from PIL import Image
 
 from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
-from lantern.core.config import embedded_model
-from lantern.core.io import read_config
 from lantern.eval.metrics.pictures import raw, stream
 from lantern.generation import images
 from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
-from lantern.models.folder import read_index
 from tests.cli.calls import Capture, made, refusal
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -157,13 +154,6 @@ def test_pictures_are_enlarged_by_the_scale_of_the_model(copied: Path) -> None:
             assert image.info.get("scale") == (None if side == 8 else str(side // 8))
     raw, enlarged = Image.open("8.png"), Image.open("16.png")
     assert raw.resize((16, 16), Image.Resampling.NEAREST).tobytes() == enlarged.tobytes()
-
-
-def test_the_embedded_model_writes_256_pixels() -> None:
-    folder = embedded_model()
-    side = read_config(folder / "transformer")["block_size"] ** 0.5
-    downsample = 2 ** (len(read_config(folder / "vqvae")["encoder_ch_mult"]) - 1)
-    assert side * downsample * read_index(folder)["generation"]["scale"] == 256
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "webp"])

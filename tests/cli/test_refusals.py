@@ -52,6 +52,10 @@ REFUSED = {
     "convert nowhere out": "does not exist",
     "convert here out": "here",
     "convert here out --image-sise 256": "did you mean '--image-size'?",
+    "convert here out --image-size 100": "wanted a multiple of 16",
+    "convert here out --image-size -16": "wanted a whole number",
+    "convert here out --image-size 64 --grid 4": "not allowed with",
+    "convert here out --kind t2v": "did you mean 't2i'?",
     "assemble out --transformer nowhere": "does not exist",
     "train data --config nowhere.json --out out": "nowhere.json",
     "train data --config data-foldr --out out": "did you mean 'data-folder'?",
@@ -254,14 +258,8 @@ def test_no_arguments_end_in_a_traceback(model: str, capsys: Capture, arguments:
     assert code == 0 or len(output.splitlines()) == 1
 
 
-EARLY = (
-    "--methd plain",
-    "--method eagle1 --delta 0.1",
-    "--method lantern++ --lambda 0",
-    "--out x.png --tokens x.png",
-    "--method medusa",
-    "--method plain --set k=3",
-)
+EARLY = ("--methd plain", "--method eagle1 --delta 0.1", "--method lantern++ --lambda 0", "--method medusa")
+EARLY += ("--out x.png --tokens x.png", "--method plain --set k=3")
 
 
 def test_what_can_be_refused_is_refused_before_torch_is_imported(model: str, tmp_path: Path) -> None:

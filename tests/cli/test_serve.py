@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_folder import save_tiny_model
-
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 import httpx
 from safetensors.torch import load_file, save_file
@@ -54,9 +52,8 @@ def running(*words: str, until: str) -> Iterator[tuple[re.Match[str], list[str]]
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM")
-def test_a_server_says_where_it_is_and_ends_without_an_error(tmp_path: Path) -> None:
-    folder, until = str(save_tiny_model(tmp_path / "toy")), r"toy is served at (http://127.0.0.1:\d+)"
-    with running(folder, until=until) as (found, printed):
+def test_a_server_says_where_it_is_and_ends_without_an_error(model: str) -> None:
+    with running(model, until=r"toy is served at (http://127.0.0.1:\d+)") as (found, printed):
         answer = httpx.post(f"{found[1]}/v1/images/generations", json={"prompt": "a red apple"}, timeout=120)
     assert answer.status_code == 200
     log = "".join(printed)
@@ -64,13 +61,12 @@ def test_a_server_says_where_it_is_and_ends_without_an_error(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_model_that_makes_no_image_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
-    shutil.rmtree(folder / "drafter")  # it is of a target with other weights
-    (folder / "transformer" / "SHA256SUMS").unlink()
-    path = folder / "transformer" / "model.safetensors"
+def test_a_model_that_makes_no_image_is_refused(copied: Path) -> None:
+    shutil.rmtree(copied / "drafter")  # it is of a target with other weights
+    (copied / "transformer" / "SHA256SUMS").unlink()
+    path = copied / "transformer" / "model.safetensors"
     save_file({name: value * 1e30 for name, value in load_file(path).items()}, path)
-    ended = subprocess.run([*COMMAND, str(folder)], capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([*COMMAND, str(copied)], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1, ended.stderr
     *_, line = ended.stderr.splitlines()
     assert line.startswith("lantern: error: ") and "became NaN" in line and "Traceback" not in ended.stderr
@@ -106,14 +102,12 @@ def replicas() -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
-def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_path: Path) -> None:
+def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(model: str) -> None:
     import openai
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    folder = str(save_tiny_model(tmp_path / "toy"))
-    words = [folder, "--ray", "--replicas", "2", "--port", str(port), "--drain", "5"]
-    with running(*words, until="2 replicas serve"):
+    with running(model, "--ray", "--replicas", "2", "--port", str(port), "--drain", "5", until="2 replicas serve"):
         before = replicas()
         assert len(before) == 2
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20) as client:
@@ -137,11 +131,10 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
-def test_a_model_that_does_not_load_is_refused_with_the_reason(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "toy")
-    weights = folder / "transformer" / "model.safetensors"
+def test_a_model_that_does_not_load_is_refused_with_the_reason(copied: Path) -> None:
+    weights = copied / "transformer" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    ended = subprocess.run([*COMMAND, str(folder), "--ray"], capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([*COMMAND, str(copied), "--ray"], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert "the replicas did not start: ValueError: " in ended.stderr and str(weights) in ended.stderr
     assert "Traceback" not in ended.stderr

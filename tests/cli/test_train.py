@@ -1,7 +1,6 @@
 import inspect
 import re
 import sys
-from functools import wraps
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,7 +10,7 @@ from lantern.cli.main import main
 from lantern.methods.method import ADD_ONS
 from lantern.training import stages
 from lantern.training.stages import STAGES, Stage, StageOptions, find_recipe
-from tests.cli.calls import Capture, one_line, refused_by
+from tests.cli.calls import Capture, one_line, record_stages, refused_by
 from tests.refusals import refused
 
 EMOJI = find_recipe("emoji")
@@ -23,21 +22,8 @@ EVERY_CONFIG = sorted(
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, dict[str, Any]]]:
-    """The function, config and options of every stage that is called, instead of running it."""
-    found, load = [], Stage.load
-
-    def recorded(stage: Stage) -> Any:
-        function = load(stage)
-
-        @wraps(function)
-        def record(config: Any, **options: Any) -> None:
-            found.append((stage.function, config, options))
-
-        return record
-
-    monkeypatch.setattr(Stage, "load", recorded)
-    return found
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    return record_stages(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "stage"), EVERY_STAGE)

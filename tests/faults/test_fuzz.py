@@ -1,9 +1,7 @@
-"""Damaged model folders and checkpoints: one line that names the file, in bounded time and memory.
+"""One file or folder of a model is damaged at random: one line names it, in bounded time and memory.
 
-One file or folder is damaged in one way, and loaded as a command, a diffusers pipeline, `lantern convert` and training
-do. Loading must raise one ValueError or OSError whose text is a line that names the file or its folder. Files that no
-checksum covers, and JSON files, may load as well; then an image must come out, or the same kinds of error. Nothing may
-run that a file contains, and nothing may be written.
+Files that no checksum covers, and JSON files, may load as well; then an image must come out, or the same kinds of
+error. Nothing may run that a file contains, and nothing may be written.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""Commands of a user whose home and cache folders cannot be written.
-
-The suite may run as root, whom file modes do not restrict. So the home is a path below a plain file, or in /proc, where
-nobody can make a folder.
-"""
+"""Commands of a user whose home and cache folders cannot be written: not even by root, whom file modes do not bind."""
 
 import json
 import os

@@ -97,7 +97,6 @@ def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Mode
         ({}, {"image": png(BELOW)[:90]}, "image", "cannot read the image"),
         ({}, {"image": png(BELOW), "mask": b"nonsense"}, "mask", "cannot read the mask"),
         ({}, {"image": png(BELOW, side=SIDE * 300)}, "image", "it has 2400x2400 pixels, wanted at most 2048 a side"),
-        ({}, {"image": png()[:0]}, "image", "cannot read the image"),
         ({"n": "many"}, {"image": png(BELOW)}, "n", "valid integer"),
         ({"temprature": "1"}, {"image": png(BELOW)}, "temprature", "not permitted"),
         ({"prompt": ""}, {"image": png(BELOW)}, "prompt", "prompt: it is missing or empty"),
@@ -120,7 +119,7 @@ def test_bodies_of_other_kinds_and_sizes_are_refused(served: Served) -> None:
     url = f"{served.url}/v1/images/edits"
     answer = httpx.post(url, json={"prompt": PROMPT})
     assert answer.status_code == 415 and "wanted multipart/form-data" in answer.json()["error"]["message"]
-    for images, masks in ((0, 0), (2, 0), (1, 2)):
+    for images, masks in ((2, 0), (1, 2)):
         files = [*[("image", png(BELOW))] * images, *[("mask", png(ONE))] * masks]
         answer = httpx.post(url, data={"prompt": PROMPT}, files=files)
         assert f"got {images} images and {masks} masks" in answer.json()["error"]["message"]

@@ -18,6 +18,7 @@ from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.vqvae import to_pixels
 from tests.cli.calls import Capture, refusal
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -109,8 +110,8 @@ def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str
     )
     assert found.tokens[0].flatten().tolist() == expected.tokens.tolist()
     assert found.stats[0]["forced_tokens"] == 15
-    with pytest.raises(TypeError, match="the init image is of type int, wanted a file or a PIL image"):
-        pipe("a red apple", init_image=3, keep_rows=1)
+    message = "the init image is of type int, wanted a file or a PIL image"
+    refused(pipe, "a red apple", init_image=3, keep_rows=1, error=TypeError, match=message)
 
 
 def test_the_command_keeps_rows(

@@ -45,6 +45,7 @@ def test_tokens_do_not_depend_on_the_default_dtype(name: str, kind: str, default
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_model_loads_and_runs_under_another_default_dtype(dtype: torch.dtype, pipe: Any, default_dtype: None) -> None:
     expected = pipe("a fox", generator=7, method="gumbel-jacobi", output_type="pt")
+    assert expected.images.shape == (1, 3, 256, 256)  # of 64 x 64, enlarged
     torch.set_default_dtype(dtype)
     other: Any = LanternPipeline.from_pretrained("lantern-emoji")
     for one in (pipe, other):

@@ -56,14 +56,6 @@ def test_the_device_is_not_read_at_every_pass(progress: Progress, monkeypatch: p
     assert len(requested) == 1
 
 
-def test_nothing_is_shown_if_stderr_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    progress = Progress(1, 16)
-    with progress.bar:
-        run(progress, 1)
-    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
-
-
 def test_a_canvas_is_reset_by_a_new_batch() -> None:
     canvas = Canvas(16)
     run(canvas.add, 4, steps=2)

@@ -14,6 +14,7 @@ from lantern.generation.requests import Request
 from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Timing, candidates, interval, race, swept, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
+from tests.refusals import refused
 from tests.tiny_parts import tiny_part
 
 
@@ -26,8 +27,7 @@ def test_candidates_are_exact_without_a_bound_and_those_of_the_names(model: Mode
     assert "eagle1" in found and all(METHODS[name].exact for name in found) and not {"plain", "auto"} & found
     assert names(model, names=["eagle1"]) == {"eagle1"}
     for name, message in (("eagle9", "cannot be tuned"), ("lantern++", "--max-tv"), ("svip", "`lantern bench`")):
-        with pytest.raises(ValueError, match=message):
-            candidates(model, names=[name])
+        refused(candidates, model, names=[name], match=message)
 
 
 def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(model: Model) -> None:
@@ -122,9 +122,8 @@ def test_slow_candidates_do_not_race(monkeypatch: pytest.MonkeyPatch, model: Mod
         """sjd is fast in its first batch only, and in one round of the race gumbel-jacobi is slow."""
         window = method.settings.get("window", 0)
         seconds = {"sjd": 0.2 if batch == 0 else 1.5, "gumbel-jacobi": 0.4 + 0.01 * window, "scd": 3.0}
-        return Timing(
-            seconds.get(method.name, 1.0) * (4 if method.name == "gumbel-jacobi" and batch == 2 else 1), 2.0, 0.0
-        )
+        slow = 4 if method.name == "gumbel-jacobi" and batch == 2 else 1
+        return Timing(slow * seconds.get(method.name, 1.0), 2.0, 0.0)
 
     names = ["sjd", "gumbel-jacobi", "scd"]
     profile, races = decide(monkeypatch, model, tmp_path, script, methods=names, images=8)

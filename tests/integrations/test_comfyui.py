@@ -1,8 +1,4 @@
-"""The nodes for ComfyUI, loaded as ComfyUI loads a folder of custom_nodes, against a stand-in for its API.
-
-The stand-in is of the V3 schema. It refuses arguments that ComfyUI's classes lack, and calls a node as the executor
-does: with the inputs of its schema by name, and one value for each output.
-"""
+"""The nodes for ComfyUI, against a stand-in for its API (V3 schema), which refuses arguments that its classes lack."""
 
 import asyncio
 import importlib.util

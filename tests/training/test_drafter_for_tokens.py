@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from dataclasses import replace
-from functools import cache
+from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from lantern.training.loop import LoopConfig
 from lantern.training.losses import Objective
 from tests import tiny_transformers as tiny
 from tests.refusals import refused
-from tests.tiny import tiny_target
 from tests.training.drawings import prepared
 
 CASES = {"janus": None, "emu3": (24, 24)}  # and their sizes
@@ -61,8 +60,7 @@ def drawings(folder: Path) -> Path:
 def trained(name: str, place: Path) -> Path:
     """A model folder with the drafters that the command trains for it."""
     folder, data, size = tiny.save(name, place / name), drawings(place / "data"), CASES[name]
-    loop = {"steps": 2, "warmup": 1, "decay": 1, "precision": "fp32", "evaluate_every": 2, "log_every": 2}
-    settings = {"loop": loop, "batch": 2, "pictures": 8, "held_out": 2, "lr": 0.01, "scales": [3, 5]}
+    settings = {"loop": asdict(LOOP), "batch": 2, "pictures": 8, "held_out": 2, "lr": 0.01, "scales": [3, 5]}
     for kind in KINDS:
         (place / "config.json").write_text(json.dumps({"kind": kind, "unroll": UNROLL.get(kind, 2), **settings}))
         call = ["train", "drafter", "--config", str(place / "config.json"), "--data", str(data)]
@@ -105,22 +103,20 @@ def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None
 
 def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
     (target, text), sampling = target_and_text("janus"), Sampling(guidance=4.0)
-    vispec, small = new_module("vispec", target, {}, seed=0).eval(), tiny_target(vocab_size=40)
+    vispec = new_module("vispec", target, {}, seed=0).eval()
     decoder = build_decoder("vispec", target, sampling=sampling, add_ons={"vispec": vispec})
     message = "reads the prompt slot by slot, but here each guidance row has a prompt"
     refused(decoder.generate, text.condition(PROMPTS), keys=[(0, 0), (0, 1)], match=message)
-    how: dict[str, Any] = {"sampling": sampling, "add_ons": {"small": small}}
-    refused(build_decoder, "self-cascade", target, **how, match="the small model has cls_token_num 6, its target 0")
-    table = FrequencyTable(FrequencyConfig(vocab_size=40))
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    how = {"sampling": sampling, "add_ons": {"eagle1": eagle, "fr-spec": table}}
+    add_ons = {"eagle1": eagle, "fr-spec": FrequencyTable(FrequencyConfig(vocab_size=40))}
     message = "FR-Spec scores rows of a linear head, which this model lacks"
-    refused(build_decoder, "fr-spec", target, **how, match=message)
+    refused(build_decoder, "fr-spec", target, sampling=sampling, add_ons=add_ons, match=message)
 
 
 def test_tapped_layers_are_those_of_sequential_passes() -> None:
     """Of a prompt, of tokens and of newlines behind them, against the library's hidden states without a cache."""
     (target, text), taps = target_and_text("emu3"), fused_layers(2)
+    assert_close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
     condition = text.condition(PROMPTS)
     tokens = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
     prompt, cache = prefill(target, condition, 2, stage=0, taps=taps)
@@ -136,11 +132,9 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
             with torch.no_grad():
                 whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            torch.testing.assert_close(prompt.tapped[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(read.tapped[image, row], layers[ends], atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(
-                read.features[image, row], whole.last_hidden_state[0, ends], atol=1e-5, rtol=1e-5
-            )
+            assert_close(prompt.tapped[image, row, -1], layers[len(inputs[0]) - 1])
+            assert_close(read.tapped[image, row], layers[ends])
+            assert_close(read.features[image, row], whole.last_hidden_state[0, ends])
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from lantern.core.config import load_config
 from lantern.training.stages import find_config, find_recipe, find_stage
 from tests.cli.calls import Capture, refused_by
 from tests.eval.tiny_metrics import save_tiny_inception
+from tests.refusals import refused
 from tests.training.drawings import SMALL_TARGET, SMALL_VQ, noisy, small_configs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
@@ -142,5 +143,4 @@ def test_steps_of_all_take_folders_of_a_model(tmp_path: Path, monkeypatch: pytes
     build = Build(config, tmp_path, tmp_path / "out", inputs)
     build.run(step)
     assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
-    with pytest.raises(ValueError, match="stage all needs --data"):
-        build.value("@data")
+    refused(build.value, "@data", match="stage all needs --data")

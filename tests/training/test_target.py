@@ -73,9 +73,8 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
 
 def test_unfit_sizes_are_refused_before_training(tmp_path: Path) -> None:
     for name, size, fit in (("vocab_size", 32, 24), ("block_size", 4, 16), ("caption_dim", 16, 8)):
-        refused(
-            task_of, tmp_path, 2, **dict[str, Any]({name: size}), match=f"{name} of the model is {size}, wanted {fit}"
-        )
+        changed: dict[str, Any] = {name: size}
+        refused(task_of, tmp_path, 2, **changed, match=f"{name} of the model is {size}, wanted {fit}")
     refused(task_of, tmp_path, 2, cls_token_num=2, match="slots is 4, wanted at most the model's cls_token_num, 2")
 
 

@@ -1,7 +1,4 @@
-"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`.
-
-Both sides of a ratio are resampled together, verdicts need an interval without equality.
-"""
+"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`."""
 
 import json
 import re
@@ -30,6 +27,7 @@ from lantern.methods import METHODS
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
 from tests.eval.workers import Patch
+from tests.refusals import refused
 
 RELAXED = "bounded-window:window=4,delta=0.4"
 MEASURED = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
@@ -325,19 +323,17 @@ def test_a_page_gets_the_rows_between_its_marks(board_file: Path) -> None:
         *["`gumbel-jacobi`"] * 2,
     ]
     assert rendered(text, found) == text
-    with pytest.raises(ValueError, match=r"the page has methods that the file lacks \(1, as svip\): measure them"):
-        rendered(text.replace("| `eagle1` | ", "| `svip` | 1.00 |\n| `eagle1` | ", 1), found)
+    more = text.replace("| `eagle1` | ", "| `svip` | 1.00 |\n| `eagle1` | ", 1)
+    refused(rendered, more, found, match=r"the page has methods that the file lacks \(1, as svip\): measure them")
     in_wheel = {"commits": [found["surroundings"]["lantern"]]}
     assert ", commit e874578" in markdown(found | {"commits": ["e874578"]})
     assert ", commit" not in markdown(found | in_wheel)
-    with pytest.raises(ValueError, match="rows: leaderboard"):
-        rendered("# Methods\n", found)
+    refused(rendered, "# Methods\n", found, match="rows: leaderboard")
 
 
 def test_a_file_of_two_runs_is_refused(board_file: Path, tmp_path: Path) -> None:
     (both := tmp_path / "both.jsonl").write_bytes(board_file.read_bytes() * 2)
-    with pytest.raises(ValueError, match="begins another file: take the files one by one"):
-        figures_of(both)
+    refused(figures_of, both, match="begins another file: take the files one by one")
 
 
 def test_a_method_with_another_window_is_not_resumed(

@@ -183,8 +183,8 @@ FIGURES |= {"accepted": [], "reached": [], "latent_distance": None, "seconds": {
 FIGURES |= dict.fromkeys(("relaxed", "total_variation", "total_variation_max"), 0.0)
 
 
-def entry(number: int, size: int = 10) -> Entry:
-    return Entry(number, size, "s" * 64, "t" * 64, FIGURES)
+def entry(number: int) -> Entry:
+    return Entry(number, 10, "s" * 64, "t" * 64, FIGURES)
 
 
 def recorded(folder: Path, *numbers: int) -> Path:

@@ -85,9 +85,6 @@ def test_unsure_ratios_are_not_claimed(baseline: list[float], other: list[float]
     assert found["claim"] in (None, found["median_of_ratios"]) and (refusal or "") in str(found["refusal"])
 
 
-# variants
-
-
 def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: Patch) -> None:
     assert Variant.of(engine("auto"), "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
     monkeypatch.setattr(AutoEngine, "resolve", lambda self, target: engine("cpu", weights=self.weights))
