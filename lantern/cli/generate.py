@@ -172,8 +172,8 @@ def generate(
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
     from lantern.generation.choice import choose_method
-    from lantern.generation.generator import watchable
-    from lantern.generation.requests import check_init_image, check_requests, requests_of_call, with_warnings
+    from lantern.generation.generator import ready, watchable
+    from lantern.generation.requests import check_init_image, requests_of_call
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -199,12 +199,7 @@ def generate(
     subjects = {"prompt": prompts or None, "class_labels": class_label or None}
     subjects |= {"negative_prompt": inputs.negative_prompt or None}
     requested = requests_of_call(loaded, sampling, **subjects, images=num_images, generator=seed)
-    check_requests(loaded, requested, with_pixels=place is not None)
-    requested = with_warnings(loaded, requested, warn=notes.append)
-    if inputs.init_image is not None:
-        from lantern.generation.init_image import with_init_image
-
-        requested = with_init_image(loaded, requested, **inputs.kept)
+    requested = ready(loaded, requested, with_pixels=place is not None, warn=notes.append, **inputs.kept)
     run = ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
     if run.requested:
         run.run(notes, debug)
@@ -337,7 +332,7 @@ class ImageRun:
         `notes` are printed once nothing can be refused any more. After a signal or an error the report is of the images
         that are finished.
         """
-        from lantern.generation.generator import HALVED, INTERVAL, Progress, generate
+        from lantern.generation.generator import HALVED, INTERVAL, Generator, Progress, make_batches
 
         files, done = self.files, list[Any]()
         if files.record is not None:
@@ -357,15 +352,16 @@ class ImageRun:
             if not files.quiet:
                 bar.say(f"lantern: {HALVED.format(tried, fits)}")
 
-        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling}
-        how |= {"callback": watch, "interval": INTERVAL}
+        how: dict[str, Any] = {"interval": INTERVAL}
         if files.compare:
             from lantern.generation.comparison import compare
 
+            how |= {"method": self.method, "sampling": self.sampling, "callback": watch}
             made, save = compare(self.model, self.requested, **how), self._save_pair
         else:
-            how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
-            made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
+            how |= {"batch": self.batch, "on_halved": report_halved, "debug": debug, "record": self.recorder}
+            generator, save = Generator(self.model, self.method, self.sampling, **how), self._save
+            made = make_batches(generator, self.requested, with_pixels=bool(self.planned), callback=watch)
         for note in () if files.quiet else notes:
             bar.say(f"lantern: {note}")
         try:

@@ -237,9 +237,8 @@ def build_page(sides: SideBySide) -> Any:
 
     def fill(subject: str, method: str, guidance: float, seed: float, past: list[Any]) -> Iterator[tuple[Any, ...]]:
         try:
-            request = sides.request(subject, int(seed))
+            (request,) = with_warnings(model, [sides.request(subject, int(seed))], warn=gr.Warning)
             sampling = model.sampling(guidance=float(guidance))
-            with_warnings(model, [request], warn=gr.Warning)
             yield "", "", f"decoding by {method}", None, past, past
             other = sides.decode(request, method, sampling)
             yield "", "", "plain decoding", None, past, past

@@ -15,7 +15,7 @@ from torch import Tensor
 from lantern.core.config import as_number, one_line
 from lantern.core.weights import outside_modes
 from lantern.generation.images import in_8_bits
-from lantern.generation.requests import Request
+from lantern.generation.requests import Request, check_init_image
 from lantern.models.llamagen.vqvae import to_pixels
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def with_init_image(
     model: "Model",
     requested: Sequence[Request],
     *,
-    init_image: "str | Path | Image",
+    init_image: "str | Path | Image | None" = None,
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> list[Request]:
@@ -61,9 +61,12 @@ def with_init_image(
     `keep_rows` keeps the first rows of tokens. `mask_image`, as large as the image, is white where tokens are
     generated: a token is kept if all its pixels are darker than MASKED. Tokens are made in raster order: a generated
     token depends on kept tokens before it, not on those behind it. What is kept are tokens, that is the VQ
-    reconstruction of the image. `requests.check_init_image` has checked the arguments. ValueError for a model without a
-    VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
+    reconstruction of the image. Without one the requests stay as they are. ValueError for a model without a VQ encoder,
+    an image of another size than the model's images, and for rows or a mask that do not fit.
     """
+    check_init_image(init_image, keep_rows, mask_image)
+    if init_image is None:
+        return list(requested)
     size, raster = _size(model), model.target.config.raster
     pixels = _read(init_image, "RGB", size, "init image")
     if mask_image is not None:
