@@ -17,6 +17,7 @@ from lantern import __version__
 from lantern.cli.command import Group, OneOf, check_file, check_folder, command, explained, named, opt, run_command, say
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, OF_MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
+from lantern.core.process import launched
 from lantern.engines.engine import engine
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -156,7 +157,7 @@ def generate(
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return
     prompts = _prompts(prompt, prompts_file, class_label)
-    rank, processes = _process()
+    rank, processes = launched()
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
     if files.compare and batch > 1:
@@ -213,17 +214,6 @@ def generate(
         distributed.destroy_process_group()
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
-
-
-def _process() -> tuple[int, int]:
-    """Return the number of this process and how many there are, as torchrun sets them; ValueError for other numbers."""
-    stated = [os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE", "")]
-    if not all(map(str.isdecimal, stated)):
-        return 0, 1
-    rank, processes = map(int, stated)
-    if rank >= processes:
-        raise ValueError(f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}: start lantern by torchrun")
-    return rank, processes
 
 
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:
