@@ -100,10 +100,8 @@ class Worker(threading.Thread):
         self._reason = ""  # why no more images are taken
         self._stepped = time.monotonic()
         self.fault: Exception | None = None
-        self._captions = WeightCache(self._captions_cache)
-
-    def _captions_cache(self, encoder: Any) -> Callable[[str], Condition]:
-        return lru_cache(CAPTIONS)(lambda text: captions(self.model, [text]))
+        # by the encoder's weights: the conditions of the latest prompts
+        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(lambda text: captions(self.model, [text])))
 
     @property
     def queued(self) -> int:
