@@ -25,7 +25,7 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     if len(a[0]) != len(b[0]):
-        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, expected features of one network")
+        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, wanted features of one network")
     known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in (a, b)]
     return max(fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID], 0.0)  # that of equal sets rounds below
 
@@ -38,7 +38,7 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     """
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
-        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
+        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, wanted at least 2 in each")
     held = "" if isinstance(y, Tensor) else "reference fixed, "
     return _halved(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
 
@@ -72,7 +72,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
 
     if min(len(x), len(y)) < 2:
-        raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
+        raise ValueError(f"sets of {len(x)} and {len(y)} features, wanted at least 2 in each")
     generator, sets = torch.Generator().manual_seed(seed), [x, y]
     for i, one in enumerate(sets):
         if len(one) > MOST_KERNEL:
@@ -117,7 +117,7 @@ def prdc(
     from torch_fidelity.metric_prc import calc_cdist_part, prc_features_to_metric
 
     if min(len(real), len(fake)) <= nearest:
-        raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
+        raise ValueError(f"sets of {len(real)} and {len(fake)} features, wanted more than {nearest} in each")
     real, fake = real.double(), fake.double()
     radii = []  # of each feature to its k-th nearest other one; the nearest one is the feature itself
     for one in (real, fake):
