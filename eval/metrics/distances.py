@@ -46,7 +46,7 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
 def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
     if not isinstance(y, Tensor) or max(len(x), len(y)) >= x.shape[1]:
         return frechet(moments_of(x).gaussian, moments_of(y).gaussian if isinstance(y, Tensor) else y)
-    # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
+    # Fewer images than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
     a, b = x.double(), y.double()
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
@@ -80,7 +80,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     ours, theirs = ((one, _weights(len(one), draws, generator)) for one in sets)
     within = _kernel_mean(ours, ours, is_same=True) + _kernel_mean(theirs, theirs, is_same=True)
     found = within - 2 * _kernel_mean(ours, theirs, is_same=False)
-    # a resample of one repeated picture has no pairs
+    # a resample of one repeated image has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for _, w in (ours, theirs)]).all(0)
     value = float(found[0])
     if (size := len(sets[0])) == len(sets[1]):

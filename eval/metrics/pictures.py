@@ -1,4 +1,4 @@
-"""Pictures from files as a stream of batches: prepared in threads ahead of the network, each file read once."""
+"""Images from files as a stream of batches: prepared in threads ahead of the network, each file read once."""
 
 import hashlib
 import io

@@ -26,10 +26,10 @@ from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.training.data import is_prepared
 
-FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
+FEW = 2048  # dimension of Inception's features: with fewer images FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 LEAST_DRAWS = 20  # below which the 2.5 and 97.5 percentiles are little but the extremes
-MANY = 1000  # pictures of both sets above which FID uses fewer draws
+MANY = 1000  # images of both sets above which FID uses fewer draws
 PREFIX = "A photo depicts "  # before the prompt, in LANTERN's CLIP score
 
 

@@ -495,7 +495,7 @@ class ImageRun:
         }
         if files.json:
             paths = [str(path) for path in self.paths]
-            # a sheet is the file of all pictures
+            # a sheet is the file of all images
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
             figures |= {
                 "tokens_sha256": [picture.tokens_sha256 for picture in done],

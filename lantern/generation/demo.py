@@ -254,7 +254,7 @@ def build_page(sides: SideBySide) -> Any:
             left = image_html("plain", *plain.at(end), f"plain-{request.seed}.png")
             right = image_html(method, *other.at(end), f"{method}-{request.seed}.png")
             yield left, right, numbers, acceptance_map(other), past, past
-        except Exception as error:  # an error of one picture is shown on the page and ends nothing
+        except Exception as error:  # an error of one image is shown on the page and ends nothing
             raise gr.Error(one_line(error), print_exception=False) from None
 
     @cache
@@ -285,7 +285,7 @@ def build_page(sides: SideBySide) -> Any:
         gallery = gr.Gallery(label="Past images", columns=8, height=200, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
-        page.load(first, None, shown, **options)  # a picture before the first click, made for the first visitor
+        page.load(first, None, shown, **options)  # an image before the first click, made for the first visitor
         gr.on([button.click, subject.submit], fill, given, shown, **options)
     return page.queue(max_size=16)
 

@@ -1,4 +1,4 @@
-"""Pictures that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
+"""Images that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -158,7 +158,7 @@ def rounded_engine(engine: Engine | str, weights: str | None, kv_cache: str | No
 
 @dataclass
 class LanternOutput(BaseOutput):
-    """Pictures in the requested form, their token grids `(b rows columns)`, and statistics of each."""
+    """Images in the requested form, their token grids `(b rows columns)`, and statistics of each."""
 
     images: Any
     tokens: Tensor

@@ -31,7 +31,7 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
 LOG = logging.getLogger(__name__)
-KEPT = 8  # assembled decoders that no picture uses
+KEPT = 8  # assembled decoders that no image uses
 CAPTIONS = 64  # prompts whose embeddings are kept
 RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
 PATIENCE = 0.01  # seconds of steps between looks at the queue
@@ -105,12 +105,12 @@ class Worker(threading.Thread):
 
     @property
     def queued(self) -> int:
-        """Pictures that wait."""
+        """Images that wait."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Pictures that are being decoded."""
+        """Images that are being decoded."""
         return len(self._rows)
 
     def check(self, method: str | None) -> None:
