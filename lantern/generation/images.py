@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.core.config import hint_for
+from lantern.core.config import check_number, hint_for
 from lantern.methods import PROMISES
 from lantern.methods.method import Promise
 
@@ -236,8 +236,7 @@ def enlarge(
 
 def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
     """Raise ValueError for a scale that is no whole number from 1 to MAX_SCALE, and for an unknown filter."""
-    if not isinstance(scale, int) or isinstance(scale, bool) or not 1 <= scale <= MAX_SCALE:
-        raise ValueError(f"scale is {scale!r:.40}, wanted a whole number from 1 to {MAX_SCALE}")
+    check_number("scale", scale, 1, MAX_SCALE, kind=int)
     if resample not in RESAMPLINGS:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from lantern.core.config import as_number, one_line
+from lantern.core.config import as_number, check_number, one_line
 from lantern.core.weights import outside_modes
 from lantern.generation.images import in_8_bits
 from lantern.generation.requests import Request, check_init_image
@@ -75,9 +75,7 @@ def with_init_image(
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         keep_rows = as_number(keep_rows)
-        is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
-        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
-            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        check_number("number of rows to keep", keep_rows, 1, raster.rows - 1, kind=int)
         is_kept = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
         is_kept[:keep_rows] = True
     forced = KeptPart(model, pixels, is_kept).tokens

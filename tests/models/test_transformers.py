@@ -433,7 +433,7 @@ def test_tokens_of_a_model_without_pixels_are_written(
         pipe(PROMPTS[0])
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--delta", "0.2"]) == 0
     made = Model(**vars(parts(name)), name=name)
-    with pytest.raises(ValueError, match="write the tokens only|rows to keep are 1"):
+    with pytest.raises(ValueError, match="write the tokens only|rows to keep is 1"):
         side = made.vq.config.downsample  # type: ignore[union-attr]
         picture = Image.new("RGB", (side * shape[1], side * shape[0]))
         generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
