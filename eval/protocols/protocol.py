@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lantern.core.config import hint_for, load_config, shipped_folder
+from lantern.core.config import check_number, hint_for, load_config, shipped_folder
 from lantern.core.io import sha256_of
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.pictures import raw
@@ -50,8 +50,7 @@ class PromptSet:
             raise ValueError(f"prompt file is {self.file!r}, wanted a name without a folder")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 is {self.sha256[:80]!r}, wanted 64 hexadecimal digits")
-        if self.count < 1:
-            raise ValueError(f"{self.file}: count is {self.count}, wanted at least 1")
+        check_number(f"{self.file}: count", self.count, 1, kind=int)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class SideBySide:
     def request(self, subject: str, seed: int) -> Request:
         """Return the request of a prompt, or of a class label as text; ValueError for one that the model lacks."""
         subject = subject.strip()
-        if not self.model.takes_prompts and not subject.isdigit():
+        if not self.model.takes_prompts and not subject.isdecimal():
             raise ValueError(f"class is {subject[:40]!r}, wanted a number")
         if not 0 <= seed <= MAX_EXACT_SEED:
             raise ValueError(f"seed is {seed}, wanted a number from 0 to {MAX_EXACT_SEED}")
