@@ -47,7 +47,7 @@ def bootstrap(rows: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: int,
     ValueError without rows.
     """
     if not len(rows):
-        raise ValueError("got no values, expected at least one")
+        raise ValueError("got no values, wanted at least one")
     if not draws:
         return Estimate(float(statistic(rows)))
     generator = torch.Generator().manual_seed(seed)

@@ -80,7 +80,7 @@ def board_of(header: Line, lines: Sequence[Line], temperature: float, background
         "baseline": baseline,
         "plain": {name: spread(seconds[name]) for name in measured},
         "tokens_per_step": estimate(ratio([(header["tokens"], image["steps"]) for image in images_of(lines, plain)])),
-        "load": [line["load"][0] for line in rounds_of(lines, plain).values() if line["load"]],
+        "load": [line["load"][0] for line in rounds_of(lines, plain).values()],
         "quality_of_plain": quality_of(lines, plain, plain),
         "rows": [row_of(header, lines, spec, temperature, baseline, background) for spec in header["methods"]],
     }
@@ -274,7 +274,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def board_lines(found: Mapping[str, Any], board: Board) -> Iterator[str]:
     """Yield the lines of one temperature."""
-    where, loads = found["surroundings"], sorted(board["load"]) or [math.nan]
+    where, loads = found["surroundings"], sorted(board["load"])
     commits = ", ".join(short_commit(one) for one in found["commits"] if one != where["lantern"])  # that of a wheel
     yield (
         f"Model {found['model']} ({found['weights'][:12]}), {found['variant']}, seed {found['seed']}, guidance "

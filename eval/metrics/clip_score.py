@@ -32,7 +32,7 @@ RESIZE = "Pillow bicubic, shorter side, centre crop (open_clip)"
 class Clip:
     """Maps images and prompts to unit vectors of one space.
 
-    `see` and `read` map images and tokens to features of `network`; `resized` maps a picture of Pillow to its input.
+    `see` and `read` map images and tokens to features of `network`; `resized` maps an image of Pillow to its input.
     """
 
     network: Any  # transformers' CLIPModel, whose annotations do not type-check, or open_clip's CLIP

@@ -25,7 +25,7 @@ def frechet(a: Gaussian, b: Gaussian) -> float:
     from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
     if len(a[0]) != len(b[0]):
-        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, expected features of one network")
+        raise ValueError(f"features of {len(a[0])} and of {len(b[0])} values, wanted features of one network")
     known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in (a, b)]
     return max(fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID], 0.0)  # that of equal sets rounds below
 
@@ -38,7 +38,7 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     """
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
     if min(map(len, sets)) < 2:
-        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, expected at least 2 in each")
+        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, wanted at least 2 in each")
     held = "" if isinstance(y, Tensor) else "reference fixed, "
     return _halved(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
 
@@ -46,7 +46,7 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
 def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
     if not isinstance(y, Tensor) or max(len(x), len(y)) >= x.shape[1]:
         return frechet(moments_of(x).gaussian, moments_of(y).gaussian if isinstance(y, Tensor) else y)
-    # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
+    # Fewer images than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
     a, b = x.double(), y.double()
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
@@ -72,7 +72,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
 
     if min(len(x), len(y)) < 2:
-        raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
+        raise ValueError(f"sets of {len(x)} and {len(y)} features, wanted at least 2 in each")
     generator, sets = torch.Generator().manual_seed(seed), [x, y]
     for i, one in enumerate(sets):
         if len(one) > MOST_KERNEL:
@@ -80,7 +80,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     ours, theirs = ((one, _weights(len(one), draws, generator)) for one in sets)
     within = _kernel_mean(ours, ours, is_same=True) + _kernel_mean(theirs, theirs, is_same=True)
     found = within - 2 * _kernel_mean(ours, theirs, is_same=False)
-    # a resample of one repeated picture has no pairs
+    # a resample of one repeated image has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for _, w in (ours, theirs)]).all(0)
     value = float(found[0])
     if (size := len(sets[0])) == len(sets[1]):
@@ -117,7 +117,7 @@ def prdc(
     from torch_fidelity.metric_prc import calc_cdist_part, prc_features_to_metric
 
     if min(len(real), len(fake)) <= nearest:
-        raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
+        raise ValueError(f"sets of {len(real)} and {len(fake)} features, wanted more than {nearest} in each")
     real, fake = real.double(), fake.double()
     radii = []  # of each feature to its k-th nearest other one; the nearest one is the feature itself
     for one in (real, fake):

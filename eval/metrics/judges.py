@@ -135,10 +135,10 @@ def check_pairs(metrics: Iterable[str], ours: Sequence[Path], theirs: Sequence[P
     """Raise ValueError for images and reference images that do not pair up, by number or by name."""
     names, got = ", ".join(metrics), f"{len(ours)} images and {len(theirs)} reference images"
     if len(ours) != len(theirs):
-        raise ValueError(f"{names}: got {got}, expected equal numbers")
+        raise ValueError(f"{names}: got {got}, wanted equal numbers")
     for one, other in zip(ours, theirs, strict=True):
         if one.stem != other.stem:
-            raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
+            raise ValueError(f"{names}: {one.name} is paired with {other.name}, wanted pairs of the same name")
 
 
 def extract(
@@ -178,7 +178,7 @@ def extract(
                 if ours.shape != theirs.shape:  # of the first pair too, since each set has one size
                     one, other = (paths[0] for paths, _ in sets)
                     got = f"{one} is {list(ours.shape[1:])}, its reference {other} is {list(theirs.shape[1:])}"
-                    raise ValueError(f"{got}: expected pairs of the same size")
+                    raise ValueError(f"{got}: wanted pairs of the same size")
                 for name, measure in pairs.items():
                     values[name].append(measure(ours, theirs))
     return seen, {name: torch.cat(found) for name, found in values.items()}

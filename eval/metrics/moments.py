@@ -42,11 +42,11 @@ class Moments:
     def add(self, features: Float[Tensor, "n c"]) -> None:
         """Add features; ValueError for NaN, values beyond the limit, another width, or too many features."""
         if features.ndim != 2 or features.shape[1] != self.width:
-            raise ValueError(f"features of shape {list(features.shape)}, expected [n, {self.width}]")
+            raise ValueError(f"features of shape {list(features.shape)}, wanted [n, {self.width}]")
         self._make_room(len(features))
         x = features.detach().double()
         if len(x) and not bool((x.abs() < LIMIT).all()):
-            raise ValueError(f"a feature has magnitude {float(x.abs().max()):g}, expected below {LIMIT:g}")
+            raise ValueError(f"a feature has magnitude {float(x.abs().max()):g}, wanted below {LIMIT:g}")
         step = LIMIT / 2**COARSE
         high = torch.round(x / step) * step
         low = torch.round((x - high) * (2**FINE / step)) * (step / 2**FINE)
@@ -58,8 +58,8 @@ class Moments:
     def merge(self, other: "Moments") -> None:
         """Add the moments of another set; ValueError if width, network or resize differ."""
         if (other.width, other.made_with) != (self.width, self.made_with):
-            expected = f"expected {self.width} made with {self.made_with!r}"
-            raise ValueError(f"moments of {other.width} values made with {other.made_with!r}, {expected}")
+            wanted = f"wanted {self.width} made with {self.made_with!r}"
+            raise ValueError(f"moments of {other.width} values made with {other.made_with!r}, {wanted}")
         if twice := set(self.sets) & set(other.sets):
             raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         self._make_room(other.count)
@@ -72,7 +72,7 @@ class Moments:
     def gaussian(self) -> Gaussian:
         """The mean, and the covariance divided by n - 1; ValueError for fewer than two features."""
         if self.count < 2:
-            raise ValueError(f"moments of {self.count} features have no covariance, expected at least 2")
+            raise ValueError(f"moments of {self.count} features have no covariance, wanted at least 2")
         high, mixed, low = self._products
         mean, products = self._sum / self.count, high + ((mixed + mixed.T) + low)
         return mean, (products - self.count * torch.outer(mean, mean)) / (self.count - 1)
@@ -93,7 +93,7 @@ class Moments:
                 reported = file.metadata() or {}
             count, limit = stored["facts"].tolist()
             if limit != LIMIT:
-                raise ValueError(f"its limit is {limit:g}, expected {LIMIT:g}")
+                raise ValueError(f"its limit is {limit:g}, wanted {LIMIT:g}")
             moments = cls(len(stored["sum"]), made_with=reported.get("made_with", ""))
             moments.count, moments._sum, moments._products = int(count), stored["sum"], stored["products"]
             moments.sets = tuple(reported.get("sets", "").split())
@@ -105,7 +105,7 @@ class Moments:
 
     def _make_room(self, more: int) -> None:
         if self.count + more > MOST:
-            raise ValueError(f"got {self.count + more} features, expected at most {MOST}, above which sums are inexact")
+            raise ValueError(f"got {self.count + more} features, wanted at most {MOST}, above which sums are inexact")
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,6 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room:
             raise ValueError(f"{given} has no mu and sigma: {one_line(error)}") from error
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
             got = f"mu is {list(mean.shape)}, sigma {list(covariance.shape)}"
-            raise ValueError(f"{given}: {got}, expected [c] and [c, c]")
+            raise ValueError(f"{given}: {got}, wanted [c] and [c, c]")
         return Reference(name or given.name, gaussian=(mean, covariance), sha256=sha256_of(given))
-    raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
+    raise ValueError(f"got reference {given}, wanted a folder of images, .npz with mu and sigma, or .safetensors")

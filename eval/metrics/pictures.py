@@ -1,4 +1,4 @@
-"""Pictures from files as a stream of batches: prepared in threads ahead of the network, each file read once."""
+"""Images from files as a stream of batches: prepared in threads ahead of the network, each file read once."""
 
 import hashlib
 import io
@@ -67,7 +67,7 @@ def _gather(paths: Sequence[Path], shapes: dict[str, torch.Size], first: int, ta
         for path, tensor in zip(paths[first:], tensors, strict=False):
             if tensor.shape != (expected := shapes.setdefault(judge, tensor.shape)):
                 got = f"{path} is {list(tensor.shape)}, {paths[0]} is {list(expected)}"
-                raise ValueError(f"{got}: expected images of the same size")
+                raise ValueError(f"{got}: wanted images of the same size")
         inputs[judge] = torch.stack(tensors)
     return Batch(first, inputs, prompts, names, digests)
 
@@ -107,5 +107,5 @@ def find_pictures(folder: Path) -> list[Path]:
     named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
     found = sorted((path for path in named if not path.is_dir()), key=str)
     if not found:
-        raise ValueError(f"{folder} has no images, expected files with suffix {', '.join(sorted(SUFFIXES))}")
+        raise ValueError(f"{folder} has no images, wanted files with suffix {', '.join(sorted(SUFFIXES))}")
     return found

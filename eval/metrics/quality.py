@@ -26,10 +26,10 @@ from lantern.eval.metrics.pictures import Change
 from lantern.eval.metrics.weights import Found, find_weights
 from lantern.training.data import is_prepared
 
-FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
+FEW = 2048  # dimension of Inception's features: with fewer images FID's covariance is singular
 REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 LEAST_DRAWS = 20  # below which the 2.5 and 97.5 percentiles are little but the extremes
-MANY = 1000  # pictures of both sets above which FID uses fewer draws
+MANY = 1000  # images of both sets above which FID uses fewer draws
 PREFIX = "A photo depicts "  # before the prompt, in LANTERN's CLIP score
 
 
@@ -75,7 +75,7 @@ def _frechet(given: Material, judge: str) -> Estimate:
     """Return the FID to images, or to statistics, which have no interval of their own."""
     fixed, expected = given.reference, made_with(judge, given.judges[judge])
     if fixed.made_with not in ("", expected):
-        raise ValueError(f"reference statistics made with {fixed.made_with!r}, expected {expected!r}")
+        raise ValueError(f"reference statistics made with {fixed.made_with!r}, wanted {expected!r}")
     ours, theirs = given.ours.features[judge], fixed.gaussian or given.theirs.features[judge]
     most = 100 if isinstance(theirs, Tensor) and len(ours) + len(theirs) <= MANY else 20
     return distances.frechet_distance(ours, theirs, seed=given.seed, draws=min(given.draws, most))
@@ -184,7 +184,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if 0 < self.draws < LEAST_DRAWS:
-            raise ValueError(f"draws is {self.draws}, expected at least {LEAST_DRAWS}, or 0 for no interval")
+            raise ValueError(f"draws is {self.draws}, wanted at least {LEAST_DRAWS}, or 0 for no interval")
 
 
 def measure(
@@ -212,7 +212,7 @@ def measure(
     if not pictures:
         raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
-        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of names")
+        raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, wanted one each, in order of names")
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         known = open_reference(reference, name=options.reference_name, room=Path(folder, "reference"))
         names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
@@ -251,7 +251,7 @@ def in_order(metrics: Sequence[str], *, images: int = FEW, has_pictures: bool = 
         if name not in METRICS:
             raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
     if not metrics:
-        raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
+        raise ValueError(f"got no metrics, wanted one or more of {', '.join(METRICS)}")
     adds_kid = images < FEW and has_pictures and any(name.startswith("fid") for name in metrics)
     return [name for name in METRICS if name in metrics or (adds_kid and name == "kid")]
 
@@ -263,7 +263,7 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
     if reference is None:
         return f"it compares with real images: give them with --reference{origin}"
     if isinstance(reference, Path) and not reference.is_dir() and not name.startswith("fid"):
-        return f"{reference.name} is a file of statistics, which support only FID: expected a folder of images"
+        return f"{reference.name} is a file of statistics, which support only FID: wanted a folder of images"
     return ""
 
 
@@ -357,8 +357,8 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     """
     shards = [Moments.load(path) for path in paths]
     if reference.is_dir() or reference.suffix == ".npz":
-        expected = "expected moments of it: save them with --keep-moments"
-        raise ValueError(f"got reference {reference} for moments, {expected}")
+        wanted = "wanted moments of it: save them with --keep-moments"
+        raise ValueError(f"got reference {reference} for moments, {wanted}")
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:
         ours.merge(shard)
@@ -369,7 +369,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     if metrics is not None and set(metrics) != {name}:
         raise ValueError(f"got metrics {', '.join(metrics)} of moments, which give only {name}: leave --metrics out")
     if theirs.made_with not in ("", ours.made_with):
-        raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, expected the same")
+        raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, wanted the same")
     return Figure(
         **described(name),
         value=distances.frechet(ours.gaussian, theirs.gaussian),

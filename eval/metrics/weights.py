@@ -53,7 +53,7 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     if given and name in given:
         path = Path(given[name])
         if not path.exists():
-            raise ValueError(f"--weights {name}={path}: no such file; expected {source.file or 'a folder'}")
+            raise ValueError(f"--weights {name}={path}: no such file; wanted {source.file or 'a folder'}")
         return found_at(path)
     path = at = cache / (source.file or name)
     how, reason = source.fetch.format(folder=at.parent) or f"hub {source.hub}", ""
@@ -71,7 +71,7 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
         )
     found = found_at(path)
     if not found.sha256.startswith(source.sha256):
-        got = f"{path} has sha256 {found.sha256}, expected {source.sha256}"
+        got = f"{path} has sha256 {found.sha256}, wanted {source.sha256}"
         raise ValueError(f"{got}: delete it, then get it again: {how}")
     return found
 
@@ -81,7 +81,7 @@ def found_at(path: Path) -> Found:
     for one in (path, path / "model.safetensors", path / "pytorch_model.bin"):
         if one.is_file():
             return Found(path, sha256_of(one))
-    raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, expected a folder of transformers")
+    raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, wanted a folder of transformers")
 
 
 def _from_hub(source: WeightsSource) -> Path:

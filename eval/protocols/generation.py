@@ -14,7 +14,6 @@ memory runs out, tokens may differ by rounding.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -46,21 +45,15 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise ValueError(f"shard is {self.number}/{self.count}, expected i/n with i from 1 to n")
+            raise ValueError(f"shard is {self.number}/{self.count}, wanted i/n with i from 1 to n")
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
         """Parse "i/n"; ValueError for anything else."""
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if not found:
-            raise ValueError(f"shard is {text[:40]!r}, expected i/n such as 2/4")
+            raise ValueError(f"shard is {text[:40]!r}, wanted i/n such as 2/4")
         return cls(int(found[1]), int(found[2]))
-
-    @classmethod
-    def of_environment(cls) -> "Shard | None":
-        """Return the shard given by RANK and WORLD_SIZE (set by accelerate and torchrun), or None."""
-        rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        return cls(int(rank) + 1, int(world)) if rank.isdecimal() and world.isdecimal() else None
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lantern.core.config import hint_for, load_config, shipped_folder
+from lantern.core.config import check_number, hint_for, load_config, shipped_folder
 from lantern.core.io import sha256_of
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.pictures import raw
@@ -47,11 +47,10 @@ class PromptSet:
 
     def __post_init__(self) -> None:
         if Path(self.file).name != self.file or not self.file:
-            raise ValueError(f"prompt file is {self.file!r}, expected a name without a folder")
+            raise ValueError(f"prompt file is {self.file!r}, wanted a name without a folder")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise ValueError(f"sha256 is {self.sha256[:80]!r}, expected 64 hexadecimal digits")
-        if self.count < 1:
-            raise ValueError(f"{self.file}: count is {self.count}, expected at least 1")
+            raise ValueError(f"sha256 is {self.sha256[:80]!r}, wanted 64 hexadecimal digits")
+        check_number(f"{self.file}: count", self.count, 1, kind=int)
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,14 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"protocol name is {self.name[:40]!r}, expected lower-case letters, digits and hyphens")
+            raise ValueError(f"protocol name is {self.name[:40]!r}, wanted lower-case letters, digits and hyphens")
         if (self.prompts is None) == (self.classes < 1):
             raise ValueError("a protocol has prompts or classes: give one of them")
         if (self.guidance is None) == (not self.guidance_by_model):
             raise ValueError("a protocol has guidance or guidance_by_model: give one of them")
         for size in self.guidance_by_model:
             if size not in SIZES:
-                raise ValueError(f"guidance_by_model has {size[:20]!r}, expected one of {', '.join(SIZES)}")
+                raise ValueError(f"guidance_by_model has {size[:20]!r}, wanted one of {', '.join(SIZES)}")
         if not self.sizes or min(*self.sizes, self.evaluated_size, self.pictures_each) < 1:
             raise ValueError("sizes, evaluated_size and pictures_each must be at least 1")
         for guidance in self.guidance_by_model.values() if self.guidance is None else [self.guidance]:
@@ -186,10 +185,10 @@ def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
         lacking = f"{expected.file} (sha256 {digits}..., from {expected.origin}) is missing"
         raise ValueError(f"{lacking}: put it into {folder or cached}, or give its folder with --prompts")
     if (found := sha256_of(path)) != expected.sha256:
-        raise ValueError(f"{path} has sha256 {found[:12]}..., expected {digits}...: get it from {expected.origin}")
+        raise ValueError(f"{path} has sha256 {found[:12]}..., wanted {digits}...: get it from {expected.origin}")
     prompts = read_prompts(str(path), ending={"lines": ".txt", "table": ".tsv", "json": ".json"}[expected.form])
     if len(prompts) != expected.count:
-        raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
+        raise ValueError(f"{path} has {len(prompts)} prompts, wanted {expected.count}: correct the protocol's count")
     return prompts
 
 
@@ -213,7 +212,7 @@ def _crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
 
 def _bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     if pixels.shape[0] != pixels.shape[1]:
-        raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
+        raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, wanted a square one")
     if pixels.shape[0] == size:
         return pixels
     found = torch.nn.functional.interpolate(raw(pixels)[None].float(), (size, size), mode="bicubic")

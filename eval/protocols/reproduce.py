@@ -154,8 +154,8 @@ def prepare(row: TableRow) -> ResolvedRow:
             raise ValueError(f"{lacking[0]} needs prompts, which {protocol.name} has not: leave it out of --metrics")
         known, given = protocol.reference, row.reference
         if given and known and known.sha256 and (given.is_dir() or sha256_of(given) != known.sha256):
-            expected = f"expected sha256 {known.sha256[:12]}... of {protocol.name}"
-            raise ValueError(f"{given} is another reference, {expected}: get {known.name} from {known.origin}")
+            wanted = f"wanted sha256 {known.sha256[:12]}... of {protocol.name}"
+            raise ValueError(f"{given} is another reference, {wanted}: get {known.name} from {known.origin}")
         quality.check_reference(metrics, [picture_path(row.out, one.number) for one in requested], row.reference)
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()

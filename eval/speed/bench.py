@@ -111,7 +111,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     return ended(figures, before, stop)
 
 
-def ended(figures: dict[str, Any], before: list[float] | None, stop: BaseException | None) -> dict[str, Any]:
+def ended(figures: dict[str, Any], before: list[float], stop: BaseException | None) -> dict[str, Any]:
     """Return figures with the load before and after; after a signal raise CutShort with them."""
     stopped = None if stop is None else str(stop) or "interrupted"
     figures |= {"stopped": stopped, "load_average": {"begin": before, "end": load_average()}}
@@ -257,7 +257,7 @@ def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"{what}; lantern {where['lantern']}{commit}"
     yield f"torch {where['torch']}, torchao {where['torchao'] or 'none'}, python {where['python']}"
     yield f"{where['gpu'] or where['cpu']}, {where['threads']} threads of {where['cores']} cores"
-    begin, end = ("/".join(f"{value:.2f}" for value in load[when] or ()) or "unknown" for when in ("begin", "end"))
+    begin, end = ("/".join(f"{value:.2f}" for value in load[when]) for when in ("begin", "end"))
     yield f"load average {begin} before, {end} after; copy bandwidth {figures['copy_gbps']:.1f} GB/s"
 
 

@@ -224,9 +224,9 @@ def compare(baseline: Sequence[float], other: Sequence[float]) -> dict[str, Any]
     of_medians, of_ratios, why = rounded(median(baseline) / max(median(other), 1e-12)), rounded(found.value), None
     worst, name = max(zip(widths, ("the baseline", "the method"), strict=True))
     if len(ratios) < ENOUGH_ROUNDS:
-        why = f"no claim: {len(ratios)} rounds, expected at least {ENOUGH_ROUNDS}"
+        why = f"no claim: {len(ratios)} rounds, wanted at least {ENOUGH_ROUNDS}"
     elif worst > STEADY:
-        why = f"no claim: p90/p10 is {worst:.1f} for {name}, expected at most {STEADY}"
+        why = f"no claim: p90/p10 is {worst:.1f} for {name}, wanted at most {STEADY}"
     elif found.low <= 1 <= found.high:
         why = f"no claim: the 95 % interval by rounds, {found.low:.2f} to {found.high:.2f}, contains 1"
     ends = {"median_of_ratios": of_ratios, "interval_95": [rounded(found.low), rounded(found.high)]}

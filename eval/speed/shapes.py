@@ -191,7 +191,7 @@ def script(tau: float, tokens: int) -> list[int]:
     The token of the prefill is not counted. ValueError for a tau below 1.
     """
     if tau < 1:
-        raise ValueError(f"tau is {tau}, expected at least 1: every step commits a token")
+        raise ValueError(f"tau is {tau}, wanted at least 1: every step commits a token")
     counts: list[int] = []
     while sum(counts) < tokens:
         # the small term corrects for values such as 2.3 that floats round down

@@ -56,9 +56,9 @@ def commit(folder: Path) -> str:
     return head + "+changes" * bool(changes)
 
 
-def load_average() -> list[float] | None:
-    """Return the load average over 1, 5 and 15 minutes, or None if the system does not report it."""
-    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+def load_average() -> list[float]:
+    """Return the load average over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
 
 
 def file_hashes(folder: Path) -> str:

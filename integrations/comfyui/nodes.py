@@ -9,6 +9,7 @@ import torch
 from comfy_api.latest import ComfyExtension, io
 
 import lantern
+from lantern.engines.engine import ENGINES
 from lantern.generation.requests import MAX_EXACT_SEED
 from lantern.models.folder import Model
 
@@ -31,7 +32,7 @@ class LanternLoad(io.ComfyNode):
             inputs=[
                 io.String.Input("model", default="lantern-emoji", tooltip="Name, folder or hub id."),
                 io.Combo.Input("dtype", options=["auto", "fp32", "bf16", "fp16"], default="auto"),
-                io.Combo.Input("engine", options=["auto", "eager", "wide", "graph", "cpu"], default="auto"),
+                io.Combo.Input("engine", options=[*ENGINES], default="auto"),
             ],
             outputs=[LanternModel.Output(display_name="model")],
         )

@@ -17,6 +17,7 @@ from lantern import __version__
 from lantern.cli.command import Group, OneOf, check_file, check_folder, command, explained, named, opt, run_command, say
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, OF_MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
+from lantern.core.process import launched
 from lantern.engines.engine import engine
 from lantern.generation import images
 from lantern.methods import METHODS, Method, check_parts
@@ -156,7 +157,7 @@ def generate(
         print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
         return
     prompts = _prompts(prompt, prompts_file, class_label)
-    rank, processes = _process()
+    rank, processes = launched()
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
     if files.compare and batch > 1:
@@ -172,8 +173,8 @@ def generate(
     chosen = _chosen(method, folder, texts)
     from lantern.core.sampling import Sampling
     from lantern.generation.choice import choose_method
-    from lantern.generation.generator import watchable
-    from lantern.generation.requests import check_init_image, check_requests, requests_of_call, with_warnings
+    from lantern.generation.generator import ready, watchable
+    from lantern.generation.requests import check_init_image, requests_of_call
     from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
@@ -199,12 +200,7 @@ def generate(
     subjects = {"prompt": prompts or None, "class_labels": class_label or None}
     subjects |= {"negative_prompt": inputs.negative_prompt or None}
     requested = requests_of_call(loaded, sampling, **subjects, images=num_images, generator=seed)
-    check_requests(loaded, requested, with_pixels=place is not None)
-    requested = with_warnings(loaded, requested, warn=notes.append)
-    if inputs.init_image is not None:
-        from lantern.generation.init_image import with_init_image
-
-        requested = with_init_image(loaded, requested, **inputs.kept)
+    requested = ready(loaded, requested, with_pixels=place is not None, warn=notes.append, **inputs.kept)
     run = ImageRun(loaded, decoded_by, own, sampling, requested, batch, files, place, stopping)
     if run.requested:
         run.run(notes, debug)
@@ -218,17 +214,6 @@ def generate(
         distributed.destroy_process_group()
     if (hint := advice(loaded)) is not None:
         say(hint, files.quiet)
-
-
-def _process() -> tuple[int, int]:
-    """Return the number of this process and how many there are, as torchrun sets them; ValueError for other numbers."""
-    stated = [os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE", "")]
-    if not all(map(str.isdecimal, stated)):
-        return 0, 1
-    rank, processes = map(int, stated)
-    if rank >= processes:
-        raise ValueError(f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}: start lantern by torchrun")
-    return rank, processes
 
 
 def _chosen(name: str | None, folder: Path, texts: Mapping[str, str]) -> Method | None:
@@ -337,7 +322,7 @@ class ImageRun:
         `notes` are printed once nothing can be refused any more. After a signal or an error the report is of the images
         that are finished.
         """
-        from lantern.generation.generator import HALVED, INTERVAL, Progress, generate
+        from lantern.generation.generator import HALVED, INTERVAL, Generator, Progress, make_batches
 
         files, done = self.files, list[Any]()
         if files.record is not None:
@@ -357,15 +342,16 @@ class ImageRun:
             if not files.quiet:
                 bar.say(f"lantern: {HALVED.format(tried, fits)}")
 
-        how: dict[str, Any] = {"method": self.method, "sampling": self.sampling}
-        how |= {"callback": watch, "interval": INTERVAL}
+        how: dict[str, Any] = {"interval": INTERVAL}
         if files.compare:
             from lantern.generation.comparison import compare
 
+            how |= {"method": self.method, "sampling": self.sampling, "callback": watch}
             made, save = compare(self.model, self.requested, **how), self._save_pair
         else:
-            how |= {"with_pixels": bool(self.planned), "debug": debug, "record": self.recorder, "batch": self.batch}
-            made, save = generate(self.model, self.requested, on_halved=report_halved, **how), self._save
+            how |= {"batch": self.batch, "on_halved": report_halved, "debug": debug, "record": self.recorder}
+            generator, save = Generator(self.model, self.method, self.sampling, **how), self._save
+            made = make_batches(generator, self.requested, with_pixels=bool(self.planned), callback=watch)
         for note in () if files.quiet else notes:
             bar.say(f"lantern: {note}")
         try:
@@ -509,7 +495,7 @@ class ImageRun:
         }
         if files.json:
             paths = [str(path) for path in self.paths]
-            # a sheet is the file of all pictures
+            # a sheet is the file of all images
             places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
             figures |= {
                 "tokens_sha256": [picture.tokens_sha256 for picture in done],

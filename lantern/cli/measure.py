@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import Group, OneOf, arg, check_file, command, existing, flag, named, opt, outcome, say
 from lantern.cli.options import DTYPES, MAX_SEED, MODEL, Apart, Choices, Distribution, Filters, Machine, Placement, Runs
+from lantern.core.process import launched
 from lantern.engines.engine import OTHER_VARIANTS, VARIANTS
 from lantern.methods import METHODS
 
@@ -449,14 +450,15 @@ def _shard(text: str | None, *, has_ray: bool) -> "Shard | None":
     """Return the shard of this process, by option or by its launcher."""
     from lantern.eval.protocols.generation import Shard
 
-    launched = Shard.of_environment()
+    rank, processes = launched()
+    own = Shard(rank + 1, processes) if processes > 1 else None
     if text is None:
-        return None if has_ray else launched
+        return None if has_ray else own
     if has_ray:
         raise ValueError("--ray distributes the work itself: leave --shard out")
     given = Shard.parse(text)
-    if launched is not None and launched != given:
-        raise ValueError(f"--shard {text}, but the launcher sets {launched.number}/{launched.count}: leave it out")
+    if own not in (None, given):
+        raise ValueError(f"--shard {text}, but the launcher sets {rank + 1}/{processes}: leave it out")
     return given
 
 

@@ -38,7 +38,7 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, k
     is_number = isinstance(value, int | kind) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:
         noun, most = "whole number" if kind is int else "number", f"to {high:g}" if high < math.inf else "on"
-        raise ValueError(f"{name} is {value!r}, wanted a {noun} from {low:g} {most}")
+        raise ValueError(f"{name} is {value!r:.40}, wanted a {noun} from {low:g} {most}")
 
 
 def as_number(value: Any) -> Any:

@@ -95,6 +95,20 @@ class Stopping:
         self.check()
 
 
+def launched() -> tuple[int, int]:
+    """Return the number of this process and how many torchrun or accelerate have launched, (0, 1) without them.
+
+    ValueError for other numbers.
+    """
+    stated = [os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE", "")]
+    if not all(map(str.isdecimal, stated)):
+        return 0, 1
+    rank, processes = map(int, stated)
+    if rank >= processes:
+        raise ValueError(f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}: start lantern by torchrun")
+    return rank, processes
+
+
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

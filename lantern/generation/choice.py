@@ -138,7 +138,7 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
         least = GAIN * times[best] / times[1]
         reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
         if known[best] >= least:
-            # the picture at hand may commit fewer tokens than those that were recorded
+            # the image at hand may commit fewer tokens than those that were recorded
             options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
     else:
         flat = [n for n in windows if times[n] <= FLAT * times[1]]

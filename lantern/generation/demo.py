@@ -133,7 +133,7 @@ class SideBySide:
     def request(self, subject: str, seed: int) -> Request:
         """Return the request of a prompt, or of a class label as text; ValueError for one that the model lacks."""
         subject = subject.strip()
-        if not self.model.takes_prompts and not subject.isdigit():
+        if not self.model.takes_prompts and not subject.isdecimal():
             raise ValueError(f"class is {subject[:40]!r}, wanted a number")
         if not 0 <= seed <= MAX_EXACT_SEED:
             raise ValueError(f"seed is {seed}, wanted a number from 0 to {MAX_EXACT_SEED}")
@@ -237,9 +237,8 @@ def build_page(sides: SideBySide) -> Any:
 
     def fill(subject: str, method: str, guidance: float, seed: float, past: list[Any]) -> Iterator[tuple[Any, ...]]:
         try:
-            request = sides.request(subject, int(seed))
+            (request,) = with_warnings(model, [sides.request(subject, int(seed))], warn=gr.Warning)
             sampling = model.sampling(guidance=float(guidance))
-            with_warnings(model, [request], warn=gr.Warning)
             yield "", "", f"decoding by {method}", None, past, past
             other = sides.decode(request, method, sampling)
             yield "", "", "plain decoding", None, past, past
@@ -255,7 +254,7 @@ def build_page(sides: SideBySide) -> Any:
             left = image_html("plain", *plain.at(end), f"plain-{request.seed}.png")
             right = image_html(method, *other.at(end), f"{method}-{request.seed}.png")
             yield left, right, numbers, acceptance_map(other), past, past
-        except Exception as error:  # an error of one picture is shown on the page and ends nothing
+        except Exception as error:  # an error of one image is shown on the page and ends nothing
             raise gr.Error(one_line(error), print_exception=False) from None
 
     @cache
@@ -286,7 +285,7 @@ def build_page(sides: SideBySide) -> Any:
         gallery = gr.Gallery(label="Past images", columns=8, height=200, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
-        page.load(first, None, shown, **options)  # a picture before the first click, made for the first visitor
+        page.load(first, None, shown, **options)  # an image before the first click, made for the first visitor
         gr.on([button.click, subject.submit], fill, given, shown, **options)
     return page.queue(max_size=16)
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from lantern.core.config import is_debugging, one_line
+from lantern.core.config import check_number, is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import is_out_of_memory, on_device, outside_modes
@@ -31,7 +31,8 @@ from lantern.decoding.statistics import Stopwatch
 from lantern.engines.engine import EAGER, Engine
 from lantern.generation.choice import choose_method
 from lantern.generation.images import NotFiniteError, Picture, Statistics
-from lantern.generation.requests import Request, as_requests, captions, check_init_image, check_requests, with_warnings
+from lantern.generation.init_image import with_init_image
+from lantern.generation.requests import Request, as_requests, captions, check_requests, with_warnings
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
 from lantern.models.folder import Model
@@ -82,7 +83,6 @@ def generate(
     init_image: "str | Path | Image | None" = None,
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
-    build: "Callable[..., Generator] | None" = None,
 ) -> Iterator[Picture]:
     """Make images, `batch` at a time, and yield each when its batch is done.
 
@@ -90,8 +90,7 @@ def generate(
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
     `choose_method`. All arguments are checked before the first image: ValueError. `callback` receives every step, with
     an `interval` in seconds only some of them (`decoding.loop.run`), `record` the drafts of all. Images keep the first
-    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`). `build` makes
-    the generator, by default `Generator`.
+    `keep_rows` rows of tokens of `init_image`, or what `mask_image` does not cover (`with_init_image`).
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
@@ -101,23 +100,33 @@ def generate(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is {str(model)[:40]!r}, wanted a model, as load_model returns it")
-    requested = as_requests(requested, seed)
-    check_requests(model, requested, with_pixels=with_pixels)
-    if not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch is {batch!r}, wanted a whole number from 1")
-    requested = with_warnings(model, requested)
-    check_init_image(init_image, keep_rows, mask_image)
-    if init_image is not None:
-        from lantern.generation.init_image import with_init_image
-
-        requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
+    check_number("batch", batch, 1, kind=int)
+    kept: dict[str, Any] = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
+    requested = ready(model, as_requests(requested, seed), with_pixels=with_pixels, **kept)
     sampling = model.sampling() if sampling is None else sampling
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling is {str(sampling)[:40]!r}, wanted a Sampling, as model.sampling() returns it")
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     how = {"batch": batch, "on_halved": on_halved, "debug": debug, "record": record, "interval": interval}
-    generator = (build or Generator)(model, chosen, sampling, **how)
+    generator = Generator(model, chosen, sampling, **how)
     return make_batches(generator, requested, with_pixels=with_pixels, callback=callback)
+
+
+def ready(
+    model: Model,
+    requested: Sequence[Request],
+    *,
+    with_pixels: bool,
+    warn: Callable[[str], None] | None = None,
+    **kept: Any,
+) -> list[Request]:
+    """Return requests as a `Generator` takes them: with warnings, and with what images `kept` of an init image.
+
+    `kept` are arguments of `with_init_image`, `warn` is that of `with_warnings`. ValueError for what the model cannot
+    serve.
+    """
+    check_requests(model, requested, with_pixels=with_pixels)
+    return with_init_image(model, with_warnings(model, requested, warn=warn), **kept)
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:

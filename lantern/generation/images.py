@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.core.config import hint_for
+from lantern.core.config import check_number, hint_for
 from lantern.methods import PROMISES
 from lantern.methods.method import Promise
 
@@ -52,7 +52,7 @@ XMP = (
 EXIF_SOFTWARE, EXIF_DESCRIPTION, EXIF_IFD, EXIF_COMMENT = 0x0131, 0x010E, 0x8769, 0x9286
 ASCII = b"ASCII\0\0\0"  # encoding of an EXIF comment
 QUALITY = 90  # default of JPEG and WebP
-GAP = 8  # pixels between the pictures of a sheet
+GAP = 8  # pixels between the images of a sheet
 LINES = 2  # most lines of a label
 LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
 MAX_SIDE = 16383  # pixels of a side of a sheet: the most that WebP holds
@@ -236,8 +236,7 @@ def enlarge(
 
 def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
     """Raise ValueError for a scale that is no whole number from 1 to MAX_SCALE, and for an unknown filter."""
-    if not isinstance(scale, int) or isinstance(scale, bool) or not 1 <= scale <= MAX_SCALE:
-        raise ValueError(f"scale is {scale!r:.40}, wanted a whole number from 1 to {MAX_SCALE}")
+    check_number("scale", scale, 1, MAX_SCALE, kind=int)
     if resample not in RESAMPLINGS:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
 

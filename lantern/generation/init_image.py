@@ -1,4 +1,4 @@
-"""Pictures that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
+"""Images that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Int, UInt8
 from torch import Tensor
 
-from lantern.core.config import as_number, one_line
+from lantern.core.config import as_number, check_number, one_line
 from lantern.core.weights import outside_modes
 from lantern.generation.images import in_8_bits
-from lantern.generation.requests import Request
+from lantern.generation.requests import Request, check_init_image
 from lantern.models.llamagen.vqvae import to_pixels
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def with_init_image(
     model: "Model",
     requested: Sequence[Request],
     *,
-    init_image: "str | Path | Image",
+    init_image: "str | Path | Image | None" = None,
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> list[Request]:
@@ -61,9 +61,12 @@ def with_init_image(
     `keep_rows` keeps the first rows of tokens. `mask_image`, as large as the image, is white where tokens are
     generated: a token is kept if all its pixels are darker than MASKED. Tokens are made in raster order: a generated
     token depends on kept tokens before it, not on those behind it. What is kept are tokens, that is the VQ
-    reconstruction of the image. `requests.check_init_image` has checked the arguments. ValueError for a model without a
-    VQ encoder, an image of another size than the model's images, and for rows or a mask that do not fit.
+    reconstruction of the image. Without one the requests stay as they are. ValueError for a model without a VQ encoder,
+    an image of another size than the model's images, and for rows or a mask that do not fit.
     """
+    check_init_image(init_image, keep_rows, mask_image)
+    if init_image is None:
+        return list(requested)
     size, raster = _size(model), model.target.config.raster
     pixels = _read(init_image, "RGB", size, "init image")
     if mask_image is not None:
@@ -72,9 +75,7 @@ def with_init_image(
             raise ValueError("the mask has no white pixel, wanted white where tokens are generated")
     else:
         keep_rows = as_number(keep_rows)
-        is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
-        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
-            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        check_number("number of rows to keep", keep_rows, 1, raster.rows - 1, kind=int)
         is_kept = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
         is_kept[:keep_rows] = True
     forced = KeptPart(model, pixels, is_kept).tokens

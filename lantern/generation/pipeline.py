@@ -12,7 +12,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +41,8 @@ from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.generator import INTERVAL, Canvas, Decoder, Generator, Progress, generate
+from lantern.generation.choice import choose_method
+from lantern.generation.generator import INTERVAL, Canvas, Decoder, Generator, Progress, make_batches, ready
 from lantern.generation.images import MAX_SCALE, NotFiniteError, Picture, check_scale, convert, enlarge
 from lantern.generation.requests import CALLBACK_TENSORS, check_call, requests_of_call, texts_of
 from lantern.methods import find
@@ -158,7 +158,7 @@ def rounded_engine(engine: Engine | str, weights: str | None, kv_cache: str | No
 
 @dataclass
 class LanternOutput(BaseOutput):
-    """Pictures in the requested form, their token grids `(b rows columns)`, and statistics of each."""
+    """Images in the requested form, their token grids `(b rows columns)`, and statistics of each."""
 
     images: Any
     tokens: Tensor
@@ -567,9 +567,15 @@ class LanternPipeline(DiffusionPipeline):
             negative_prompt_embeds=negative_prompt_embeds,
             negative_prompt_attention_mask=negative_prompt_attention_mask,
         )
+        kept: dict[str, Any] = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
+        is_latent, batch = output_type == "latent", int(batch_size or len(requested))
+        requested = ready(model, requested, with_pixels=not is_latent, **kept)
+        settings = {**settings, **options} if isinstance(settings, Mapping) else settings or options
+        chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
+        how: dict[str, Any] = {"batch": batch, "debug": debug, "interval": 0.0 if callback else INTERVAL}
+        built_from, made_by = self._generator(model, chosen, sampling, **how)
         tokens_of_image = model.target.config.block_size
         canvas, pictures = Canvas(tokens_of_image), list[Picture]()
-        built = list[tuple[Any, Generator]]()
 
         def watch(step: Step) -> bool:
             progress(step)
@@ -579,22 +585,7 @@ class LanternPipeline(DiffusionPipeline):
                 callback(self, step.index, int(seen["known"].min()), {name: seen[name] for name in names})
             return self.interrupt
 
-        made = generate(
-            model,
-            requested,
-            method=method,
-            settings={**settings, **options} if isinstance(settings, Mapping) else settings or options,
-            sampling=sampling,
-            batch=int(batch_size or len(requested)),
-            with_pixels=output_type != "latent",
-            callback=watch,
-            interval=0.0 if callback else INTERVAL,
-            debug=debug,
-            init_image=init_image,
-            keep_rows=keep_rows,
-            mask_image=mask_image,
-            build=partial(self._generator, built),
-        )
+        made = make_batches(made_by, requested, with_pixels=not is_latent, callback=watch)
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
         progress = Progress(len(requested), tokens_of_image, bar=bar)
         with bar, self._under_way():
@@ -605,13 +596,11 @@ class LanternPipeline(DiffusionPipeline):
                 error.sound = pictures
                 raise
             progress.show()
-        built_from, done = built[0]
-        if done.parts.engine.captures:
-            self._kept = built_from, done.parts
+        if made_by.parts.engine.captures:
+            self._kept = built_from, made_by.parts
         shape = (-1, pictures[0].columns)
         tokens: Int[Tensor, "b h w"] = torch.stack([picture.tokens for picture in pictures]).unflatten(1, shape)
         pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
-        is_latent = output_type == "latent"
         images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
         found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
         return found if return_dict else (found.images, found.tokens, found.stats)
@@ -627,18 +616,14 @@ class LanternPipeline(DiffusionPipeline):
             if self._calls:
                 self._interrupt = outer
 
-    def _generator(
-        self, built: list[tuple[Any, Generator]], model: Model, method: Method, sampling: Sampling, **how: Any
-    ) -> Generator:
-        """Return a generator, with the decoder of the last call if that was built from the same; `built` gets both."""
+    def _generator(self, model: Model, method: Method, sampling: Sampling, **how: Any) -> tuple[Any, Generator]:
+        """Return what a decoder is built from, and a generator, with the last call's decoder if that is the same."""
         modules = [model.target, model.vq, *(model.add_ons.get(name) for name in method.made.needs)]
         weights = [None if module is None else weights_of(module) for module in modules]
         built_from = (method, sampling, model.engine, how["debug"], weights)
         kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own
         parts: dict[str, Any] = {"parts": kept[1]} if kept is not None and kept[0] == built_from else {}
-        made = Generator(model, method, sampling, **parts, **how)
-        built.append((built_from, made))
-        return made
+        return built_from, Generator(model, method, sampling, **parts, **how)
 
     @property
     def size(self) -> int:

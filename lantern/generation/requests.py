@@ -233,7 +233,7 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
         known = ", ".join(CALLBACK_TENSORS)
         raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
     counts = [images] if batch_size is None else [images, batch_size]
-    if any(not hasattr(count, "__index__") or isinstance(count, bool) or count < 1 for count in counts):
+    if any(not isinstance(one, SupportsIndex) or isinstance(one, bool) or index(one) < 1 for one in counts):
         raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 
@@ -421,6 +421,6 @@ def _seed(generator: Any) -> int:
 
     if isinstance(generator, torch.Generator):
         return generator.initial_seed() % 2**63  # torch takes negative seeds too
-    if hasattr(generator, "__index__") and not isinstance(generator, bool):
+    if isinstance(generator, SupportsIndex) and not isinstance(generator, bool):
         return index(generator)
     raise TypeError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")

@@ -4,7 +4,6 @@ Candidates are methods at settings, within a bound on their total variation.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -249,7 +248,7 @@ def tune(
         assert model.folder is not None
         tokens = {entered[number].settings["window"]: found[number]["tokens_per_step"] for number in windows}
         record_tokens_per_step(model.folder, tokens)
-    write_json(path, json.loads(json.dumps(profile, sort_keys=True, allow_nan=False)))
+    write_json(path, profile)
     return profile, path
 
 

@@ -42,7 +42,7 @@ def test_only_files_that_are_named_are_replaced(model: str, capsys: Capture, mon
         Path(name).write_bytes(b"own")
     capsys.readouterr()
     with monkeypatch.context() as patched:
-        patched.setattr("lantern.generation.generator.generate", None)  # a refusal comes before any decoding
+        patched.setattr("lantern.generation.generator.make_batches", None)  # a refusal comes before any decoding
         assert f"{path} exists: give --overwrite" in refusal(capsys, made(model))
         assert "x-1.png exists" in refusal(capsys, made(model, "--out", "x.png", "-n", "2"))
     assert made(model, "--out", "x.png", "--tokens", "t.json") == 0

@@ -116,7 +116,7 @@ def test_a_read_only_folder_is_refused_at_once(
     (locked := tmp_path / "locked").mkdir()
     # permissions do not bind the superuser, who may be running this
     monkeypatch.setattr(shared.os, "access", lambda path, mode: Path(path) != locked)
-    monkeypatch.setattr("lantern.generation.generator.generate", lambda *_, **__: pytest.fail("something was made"))
+    monkeypatch.setattr("lantern.generation.generator.make_batches", lambda *_, **__: pytest.fail("something was made"))
     path = locked / "deep" / "x" if option == "--out" else locked / "t.json"
     assert run(option, path) == (1, "", f"lantern: error: {locked}: cannot be written to\n")
     assert not list(locked.iterdir())

@@ -1,6 +1,7 @@
 """Calls the functions of the page of `lantern demo` as Gradio does: `python -m tests.generation.demo_page MODEL`."""
 
 import sys
+from dataclasses import replace
 
 import gradio
 
@@ -24,6 +25,10 @@ opened = functions["first"].fn()  # the picture before the first click
 assert "data:image/webp" in opened[0] and sides.examples[0] in opened[4][0][1] and opened is functions["first"].fn()
 again = list(function.fn("a red apple", "eagle1", 3.0, 6, past))[-1][-1]
 assert len(again) == 2 and again[1] == past[0]
+pear = list(function.fn("a green pear", "eagle1", 3.0, 6, []))[-1][-1][0][0]
+demo.with_warnings = lambda model, requested, warn: [replace(one, reading="a green pear") for one in requested]
+read = list(function.fn("a red apple", "eagle1", 3.0, 6, []))[-1][-1][0][0]
+assert read.tobytes() == pear.tobytes() != again[0][0].tobytes()  # the image is that of the reading
 try:
     list(function.fn("a red apple", "eagle1", 1e9, 5, []))
 except gradio.Error as error:

@@ -136,7 +136,7 @@ def test_arguments_that_do_not_fit_are_refused(folder: Path, files: dict[str, Pa
         (["--init-image", picture], "takes the number of rows to keep or a mask: give one of them"),
         (["--init-image", picture, "--keep-rows", "1", "--mask", mask], "give one of them"),
         (["--keep-rows", "1"], "belong to an init image"),
-        (["--init-image", picture, "--keep-rows", "4"], "rows to keep are 4, wanted a whole number from 1 to 3"),
+        (["--init-image", picture, "--keep-rows", "4"], "rows to keep is 4, wanted a whole number from 1 to 3"),
         (["--init-image", str(files["wide"]), "--keep-rows", "1"], "wide.png has 8x6 pixels, wanted 8x8"),
         (["--init-image", picture, "--mask", str(files["wide"])], "the mask"),
         (["--init-image", picture, "--mask", str(black)], "the mask has no white pixel"),

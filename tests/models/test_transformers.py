@@ -424,7 +424,7 @@ def test_tokens_of_a_model_without_pixels_are_written(
     made = Model(**vars(parts(name)), name=name)
     side = made.vq.config.downsample  # type: ignore[union-attr]
     how: dict[str, Any] = {"init_image": Image.new("RGB", (side * shape[1], side * shape[0])), "keep_rows": 1}
-    refused(generate, made, PROMPTS[:1], **how, match="write the tokens only|rows to keep are 1")
+    refused(generate, made, PROMPTS[:1], **how, match="write the tokens only|rows to keep is 1")
 
 
 def test_vectors_of_finite_scalar_quantisation_are_the_digits() -> None:

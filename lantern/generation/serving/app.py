@@ -182,7 +182,7 @@ class Call:
             while left:
                 kind, _, value, _ = event = await self.events.get()
                 if kind == "failed":
-                    reason = "abort" if getattr(value, "status", None) == GONE else "error"
+                    reason = "abort" if isinstance(value, RefusedError) and value.status == GONE else "error"
                     if isinstance(value, RefusedError):
                         raise value
                     LOG.error("an image failed", exc_info=value)
@@ -236,8 +236,8 @@ METRICS: dict[str, tuple[Any, ...]] = {  # kind, text, labels
     "e2e_request_latency_seconds": (Seconds, "Seconds from a request to its answer."),
     "request_queue_time_seconds": (Seconds, "Seconds that an image waited."),
     "request_decode_time_seconds": (Seconds, "Share of its batch's decoding of an image."),
-    "num_requests_running": (Gauge, "Pictures that are being decoded."),
-    "num_requests_waiting": (Gauge, "Pictures that wait in the queue."),
+    "num_requests_running": (Gauge, "Images that are being decoded."),
+    "num_requests_waiting": (Gauge, "Images that wait in the queue."),
 }
 
 

@@ -31,7 +31,7 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
 LOG = logging.getLogger(__name__)
-KEPT = 8  # assembled decoders that no picture uses
+KEPT = 8  # assembled decoders that no image uses
 CAPTIONS = 64  # prompts whose embeddings are kept
 RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
 PATIENCE = 0.01  # seconds of steps between looks at the queue
@@ -100,19 +100,17 @@ class Worker(threading.Thread):
         self._reason = ""  # why no more images are taken
         self._stepped = time.monotonic()
         self.fault: Exception | None = None
-        self._captions = WeightCache(self._captions_cache)
-
-    def _captions_cache(self, encoder: Any) -> Callable[[str], Condition]:
-        return lru_cache(CAPTIONS)(lambda text: captions(self.model, [text]))
+        # by the encoder's weights: the conditions of the latest prompts
+        self._captions = WeightCache(lambda _: lru_cache(CAPTIONS)(lambda text: captions(self.model, [text])))
 
     @property
     def queued(self) -> int:
-        """Pictures that wait."""
+        """Images that wait."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
-        """Pictures that are being decoded."""
+        """Images that are being decoded."""
         return len(self._rows)
 
     def check(self, method: str | None) -> None:

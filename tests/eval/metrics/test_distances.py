@@ -135,7 +135,7 @@ def test_moments_are_those_of_the_features_and_saved_to_the_bit(tmp_path: Path) 
 
 
 def test_moments_of_other_networks_or_too_few_or_damaged_are_refused(tmp_path: Path) -> None:
-    refused(Moments(3, made_with="a").merge, Moments(3, made_with="b"), match="made with 'b', expected 3 made with 'a'")
+    refused(Moments(3, made_with="a").merge, Moments(3, made_with="b"), match="made with 'b', wanted 3 made with 'a'")
     assert "of 4 values made with" in refused(Moments(3).merge, Moments(4))
     for few in (Moments(3), moments_of(features(1))):
         refused(lambda few=few: few.gaussian, match="at least 2")
@@ -149,7 +149,7 @@ def test_moments_of_other_networks_or_too_few_or_damaged_are_refused(tmp_path: P
 def test_values_beyond_the_limit_are_rejected(bad: float) -> None:
     x = features(3)
     x[1, 2] = bad
-    assert "expected below 32" in refused(Moments(8).add, x)
+    assert "wanted below 32" in refused(Moments(8).add, x)
 
 
 def test_kernel_distance_of_unequal_sets_is_that_of_all_pairs() -> None:

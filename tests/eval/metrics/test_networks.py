@@ -174,7 +174,7 @@ def test_wrong_files_and_folders_are_rejected(tmp_path: Path) -> None:
     for name, given, message in (
         ("hps", {"hps": tmp_path / "none.pt"}, "no such file"),
         ("clip", {"clip": tmp_path}, "neither model.safetensors nor"),
-        ("inception", None, "expected 7ff4a85c.*delete it"),
+        ("inception", None, "wanted 7ff4a85c.*delete it"),
     ):
         refused(find_weights, name, given, cache=tmp_path, match=message)
 

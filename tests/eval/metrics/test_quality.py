@@ -113,12 +113,12 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
     (npz := tmp_path / "reference.npz").touch()
     for other in (tmp_path / "b", npz):
         assert run(kept[0], "--reference", other) == 2
-        assert f"got reference {other} for moments, expected moments of it" in one_line(capsys)
+        assert f"got reference {other} for moments, wanted moments of it" in one_line(capsys)
     refused(fid_of_shards, [kept[1], kept[1]], reference, match="merge each set once")
     other = Moments.load(reference)
     other.made_with = "inception x legacy"
     other.save(reference)
-    message = "made with .* clean' and with 'inception x legacy', expected the same"
+    message = "made with .* clean' and with 'inception x legacy', wanted the same"
     refused(fid_of_shards, kept[:1], reference, match=message)
 
 
@@ -157,10 +157,10 @@ BAD = {
     "empty folder": (["EMPTY", "--reference", "A"], "has no images"),
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
-    "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
-    "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: expected"),
+    "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "wanted equal numbers"),
+    "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: wanted"),
     "moments of no metric": (["A", "--metrics", "is", "psnr", "--keep-moments", "x", "--reference", "A"], "add fid"),
-    "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, expected at least 20, or 0"),
+    "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, wanted at least 20, or 0"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
     "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
@@ -242,7 +242,7 @@ def test_a_file_that_is_no_whole_picture_is_named(tmp_path: Path, content: bytes
 @pytest.mark.parametrize("batch", [1, 2])
 def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path, batch: int) -> None:
     one, other = (save_pictures(tmp_path / name, 1, side=side)[0] for name, side in (("a", 32), ("b", 16)))
-    message = rf"^{other} is \[3, 16, 16\], {one} is \[3, 32, 32\]: expected images of the same size$"
+    message = rf"^{other} is \[3, 16, 16\], {one} is \[3, 32, 32\]: wanted images of the same size$"
     refused(list, stream([one, other], {"raw": raw}, batch=batch), match=message)
 
 

@@ -45,7 +45,7 @@ def whole(decoder: Generator, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2"])
 def test_invalid_shards_are_rejected(text: str) -> None:
-    refused(Shard.parse, text, match="expected i/n")
+    refused(Shard.parse, text, match="wanted i/n")
 
 
 def test_shards_and_another_number_of_them_match_one_run(decoder: Generator, whole: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
         ({"prompts": "left out"}, "prompts or classes"),
         ({"guidance": "left out"}, "guidance or guidance_by_model"),
         ({"guidance_by_model": {"B": 2.0}}, "guidance or guidance_by_model"),
-        ({"guidance": "left out", "guidance_by_model": {"Q": 2.0}}, "'Q', expected one of B, L"),
+        ({"guidance": "left out", "guidance_by_model": {"Q": 2.0}}, "'Q', wanted one of B, L"),
         ({"guidance": -1.0}, "guidance"),
         ({"temperature": 1000.0}, "temperature"),
         ({"top_k": 1.5}, "top_k"),
@@ -113,9 +113,9 @@ def test_prompts_are_read_in_every_form(tmp_path: Path) -> None:
 def test_other_and_missing_prompts_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = prompt_set(tmp_path, "d.txt", "a cat\n", 1)
     (tmp_path / "d.txt").write_text("a dog\n")
-    message = rf"d\.txt has sha256 .*, expected {expected.sha256[:12]}.*get it from elsewhere"
+    message = rf"d\.txt has sha256 .*, wanted {expected.sha256[:12]}.*get it from elsewhere"
     refused(find_prompts, expected, tmp_path, match=message)
-    assert "has 1 prompts, expected 2" in refused(find_prompts, prompt_set(tmp_path, "d.txt", "a cat\n", 2), tmp_path)
+    assert "has 1 prompts, wanted 2" in refused(find_prompts, prompt_set(tmp_path, "d.txt", "a cat\n", 2), tmp_path)
     monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))
     message = r"none\.txt .*github\.com/them\) is missing: put it into .*/prompts, or give"
     line = refused(find_prompts, PromptSet("none.txt", "0" * 64, 1, "github.com/them"), match=message)
@@ -155,4 +155,4 @@ def test_bicubic_needs_squares_and_keeps_constant_ones() -> None:
     resize: Any = resizing("bicubic", 16)
     flat = np.full((24, 24, 3), 77, dtype=np.uint8)
     assert resize(flat).shape == (16, 16, 3) and (resize(flat) == 77).all()
-    assert "24 x 12, expected a square" in refused(resize, flat[:12])
+    assert "24 x 12, wanted a square" in refused(resize, flat[:12])

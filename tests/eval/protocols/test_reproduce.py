@@ -94,7 +94,7 @@ def test_shards_give_the_row_of_a_run(place: Path, run: Run, monkeypatch: Patch,
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run("--metrics", out="parts") == 0
     assert "all 6 are complete: run the same without --shard" in capsys.readouterr().err
-    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
     assert run("--metrics", out="parts") == 0
     assert pictures(place, "parts") == pictures(place)
     assert row(place, "parts")["pictures_sha256"] == row(place)["pictures_sha256"]
@@ -196,7 +196,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--metrics", "kidd"], "did you mean 'kid'?"),
         (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
         (["--metrics", "kid", "--reference", "empty"], "empty has no images"),
-        (["--metrics", "fid", "--reference", "three.txt"], "got reference three.txt, expected a folder of images"),
+        (["--metrics", "fid", "--reference", "three.txt"], "got reference three.txt, wanted a folder of images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
 )
@@ -217,7 +217,7 @@ def test_what_does_not_fit_the_protocol_is_refused(place: Path, run: Run, capsys
     (place / "three.json").write_text(json.dumps(json.loads((place / "three.json").read_text()) | {"reference": real}))
     for given in (place / "three.txt", place):
         assert run("--reference", given) == 2
-        assert "expected sha256 000000000000... of three: get stats from nowhere" in capsys.readouterr().err
+        assert "wanted sha256 000000000000... of three: get stats from nowhere" in capsys.readouterr().err
     (place / "classes.json").write_text(json.dumps(values(prompts="left out", classes=2)))
     assert run("--metrics", "clip", file="classes.json") == 2
     assert "clip needs prompts, which mine has not" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
 def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
     assert all(len(line) <= WIDTH or "no claim" in line for line in text.splitlines())
-    assert "no claim: 2 rounds, expected at least 10" in text and "not measured: plain int8 bf16" in text
+    assert "no claim: 2 rounds, wanted at least 10" in text and "not measured: plain int8 bf16" in text
     assert "no token differs from plain decoding in 2 images" in text
     assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
     assert "baseline: plain as eager" in text
