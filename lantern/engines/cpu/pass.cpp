@@ -151,13 +151,6 @@ inline Unit rotate(Unit y, Unit factors) {
 #endif
 }
 
-// Prefetches 128 bytes of weights, which one iteration of a tile reads.
-inline void fetch(const void *weights) {
-    const char *at = (const char *)weights + AHEAD;
-    __builtin_prefetch(at, 0, 3);
-    __builtin_prefetch(at + 64, 0, 3);
-}
-
 // Prefetches some numbers into the second cache. While a head's keys are read its values are prefetched, and while these
 // are read the keys of the next head, so that memory never waits for arithmetic.
 inline void fetch_later(const float *from, int numbers) {
@@ -173,87 +166,54 @@ template <class Kind> struct Plain {
     void take(const typename Kind::Number *from, int count, int given) { a = from, rows = count, inputs = given; }
 };
 
-#if LANTERN_HALVES
-// Sums of ROWS rows over 8 PARTS outputs of a panel, from that at `panel` on. 128 bytes hold the weights of STEP inputs,
-// which are added in TURNS.
-template <class Kind, int ROWS, int PARTS, class Input>
-inline void sum_up(const Input *a, int inputs, const char *panel, char *out) {
-    typename Kind::Sum sums[ROWS][PARTS] = {};
-    for (int k = 0; k < inputs; k += Kind::STEP, panel += 128) {
+// Writes the sums of ROWS rows of inputs over a panel, all of it at once or by halves, as they fit the registers. 128 bytes
+// hold the weights of STEP inputs, which are added in TURNS.
+template <class Kind, int ROWS, class Input>
+inline void tile(const Input *a, int inputs, const void *panel, void *out) {
+    constexpr int PARTS = LANTERN_HALVES && ROWS > 2 ? 2 : PANEL / UNIT, BYTES = PARTS * sizeof(Unit);
+    for (int first = 0; first < int(sizeof(float)) * PANEL; first += BYTES) {
+        const char *at = (const char *)panel + first;
+        typename Kind::Sum sums[ROWS][PARTS] = {}; // separate from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += Kind::STEP, at += sizeof(float) * PANEL) {
 #pragma GCC unroll 2
-        for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + AHEAD + sizeof(Unit) * i, 0, 3);
+            for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(at + AHEAD + byte, 0, 3);
 #pragma GCC unroll 2
-        for (int turn = 0; turn < Kind::TURNS; turn++) {
-            typename Kind::Sum own[PARTS];
+            for (int turn = 0; turn < Kind::TURNS; turn++) {
+                decltype(Kind::weights(at, turn)) own[PARTS];
 #pragma GCC unroll 4
-            for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(panel + sizeof(Unit) * i, turn);
-#pragma GCC unroll 6
-            for (int m = 0; m < ROWS; m++) {
-                const auto x = Kind::input(a + size_t(m) * inputs + k, turn);
+                for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(at + sizeof(Unit) * i, turn);
+#pragma GCC unroll 12
+                for (int m = 0; m < ROWS; m++) {
+                    const auto x = Kind::input(a + size_t(m) * inputs + k, turn);
 #pragma GCC unroll 4
-                for (int i = 0; i < PARTS; i++) sums[m][i] = Kind::add(sums[m][i], x, own[i]);
+                    for (int i = 0; i < PARTS; i++) sums[m][i] = Kind::add(sums[m][i], x, own[i]);
+                }
             }
         }
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) std::memcpy(out + 4 * PANEL * m + sizeof(Unit) * i, &sums[m][i], sizeof(Unit));
-}
-
-// `tile` of all kinds: the sums of two rows over a whole panel fit the registers, else they are made by halves.
-template <class Kind, int ROWS, class Input, class Sums>
-inline void tile_of_halves(const Input *a, int inputs, const void *panel, Sums *out) {
-    if constexpr (ROWS <= 2) {
-        sum_up<Kind, ROWS, 4>(a, inputs, (const char *)panel, (char *)out);
-    } else {
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel, (char *)out);
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel + sizeof(Lanes), (char *)out + sizeof(Lanes));
+#pragma GCC unroll 12
+        for (int m = 0; m < ROWS; m++) std::memcpy((char *)out + sizeof(float) * PANEL * m + first, sums[m], BYTES);
     }
 }
-#endif
 
-// How `sum_up` adds products in fp32.
+// Sums of products in fp32, and numbers of inputs.
 struct Fp32Sums {
-#if LANTERN_HALVES
+    typedef float Number;
     typedef Unit Sum;
     static Unit input(const float *a, int turn) { return spread<Unit>(a[turn]); }
     static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
-#endif
 };
 
 // Inputs and weights in fp32.
 struct Full : Fp32Sums {
-    typedef float Number;
     struct Units { // none
         explicit Units(int) {}
         static constexpr bool BUILT = false;
     };
     typedef float Weight;
     typedef Plain<Full> Inputs;
-    static void narrow(Number *at, Unit x) { put(at, x); }
-#if LANTERN_HALVES
     static constexpr int STEP = 1, TURNS = 1;
+    static void narrow(float *at, Unit x) { put(at, x); }
     static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
-#endif
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-#if LANTERN_HALVES
-        tile_of_halves<Full, ROWS>(a, inputs, panel, out);
-#else
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k++, panel += PANEL) {
-            fetch(panel);
-            const Lanes left = load(panel), right = load(panel + WIDTH);
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                const Lanes x = all(a[size_t(m) * inputs + k]);
-                sums[m][0] = fma(x, left, sums[m][0]);
-                sums[m][1] = fma(x, right, sums[m][1]);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
-    }
 };
 
 // Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
@@ -262,64 +222,31 @@ struct Half : Fp32Sums {
     typedef uint16_t Weight;
     typedef Tiles Units;
     typedef Plain<Half> Inputs;
+    static constexpr int STEP = 2;
 #if defined(__AVX512BF16__)
     typedef uint16_t Number;
+    static constexpr int TURNS = 1;
     static void narrow(Number *at, Lanes x) {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
     }
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            fetch(panel);
-            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
-            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                int32_t pair;
-                std::memcpy(&pair, a + size_t(m) * inputs + k, 4);
-                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-                sums[m][0] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][0], x, left);
-                sums[m][1] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][1], x, right);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
+    static __m512bh weights(const char *at, int) { return (__m512bh)_mm512_loadu_si512(at); }
+    static __m512bh input(const Number *a, int) {
+        int32_t pair;
+        std::memcpy(&pair, a, sizeof(pair));
+        return (__m512bh)_mm512_set1_epi32(pair);
     }
+    static Lanes add(Lanes sum, __m512bh x, __m512bh weights) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, x, weights); }
 #else
-    typedef float Number;
-    static void narrow(Number *at, Unit x) {
-        typedef decltype(x < x) Bits;
+    static constexpr int TURNS = 2;
+    typedef decltype(Unit{} < Unit{}) Bits;
+    static void narrow(float *at, Unit x) {
         const Bits bits = (Bits)x, even = bits + 0x7fff + (bits >> 16 & 1), none = Bits{} + 0x7fc00000;
         put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
-#if LANTERN_HALVES
-    static constexpr int STEP = 2, TURNS = 2;
     static Unit weights(const char *at, int odd) {
-        const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
-        return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
-    }
-#endif
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-#if LANTERN_HALVES
-        tile_of_halves<Half, ROWS>(a, inputs, panel, out);
-#else
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            Whole pairs[2];
-            std::memcpy(pairs, panel, sizeof(pairs));
-#pragma GCC unroll 2
-            for (int s = 0; s < 2; s++) {
-                const Lanes left = (Lanes)(s ? pairs[0] & int32_t(0xffff0000) : pairs[0] << 16);
-                const Lanes right = (Lanes)(s ? pairs[1] & int32_t(0xffff0000) : pairs[1] << 16);
-#pragma GCC unroll 12
-                for (int m = 0; m < ROWS; m++) {
-                    const Lanes x = all(a[size_t(m) * inputs + k + s]);
-                    sums[m][0] = fma(x, left, sums[m][0]);
-                    sums[m][1] = fma(x, right, sums[m][1]);
-                }
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
+        Bits pairs;
+        std::memcpy(&pairs, at, sizeof(pairs));
+        return (Unit)(odd ? pairs & int32_t(0xffff0000) : pairs << 16);
     }
 #endif
 };
@@ -377,7 +304,7 @@ struct Byte {
     typedef float Number;
     typedef Tiles Units;
     typedef Rounded Inputs;
-    static constexpr int HEAD = 8 * PANEL; // bytes of scales and sums
+    static constexpr int HEAD = 8 * PANEL, STEP = 4; // HEAD: bytes of scales and sums
     static void narrow(Number *at, Unit x) { put(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
@@ -394,8 +321,8 @@ struct Byte {
     }
 
 #if LANTERN_HALVES
-    static constexpr int STEP = 4, TURNS = 2;
     typedef __m256i Sum;
+    static constexpr int TURNS = 2;
     // Weights as 16 bits: those of inputs 0 and 2, or of 1 and 3.
     static __m256i weights(const char *at, int odd) {
         const __m256i fours = _mm256_loadu_si256((const __m256i *)at);
@@ -412,8 +339,20 @@ struct Byte {
         return sum;
     }
 #else
+    typedef Whole Sum;
+    static constexpr int TURNS = 1;
+    static Whole weights(const char *at, int) {
+        Whole fours;
+        std::memcpy(&fours, at, sizeof(fours));
+        return fours;
+    }
+    static int32_t input(const uint8_t *a, int) {
+        int32_t four;
+        std::memcpy(&four, a, sizeof(four));
+        return four;
+    }
     // Adds four products of unsigned by signed bytes in each lane.
-    static Whole dot(Whole sum, int32_t four, Whole weights) {
+    static Whole add(Whole sum, int32_t four, Whole weights) {
 #if defined(__AVX512VNNI__)
         return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)weights);
 #else
@@ -422,35 +361,6 @@ struct Byte {
 #endif
     }
 #endif
-
-    template <int ROWS> static void tile(const Rounded &a, int first, const int8_t *panel, Whole (*out)[2]) {
-        const Rounded::Number *from = &a.a[size_t(first) * a.inputs];
-#if LANTERN_HALVES
-        tile_of_halves<Byte, ROWS>(from, a.inputs, panel + HEAD, out);
-#else
-        // Each tile of a panel prefetches its share of as many bytes.
-        const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
-        const char *next = (const char *)panel + HEAD + AHEAD + size_t(first) / ROWS * (a.inputs / 4) * step;
-        Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        const int8_t *weights = panel + HEAD;
-        for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
-            __builtin_prefetch(next, 0, 3);
-            __builtin_prefetch(next + step / 2, 0, 3);
-            next += step;
-            Whole left, right;
-            std::memcpy(&left, weights, sizeof(left));
-            std::memcpy(&right, weights + sizeof(left), sizeof(right));
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                int32_t four;
-                std::memcpy(&four, from + size_t(m) * a.inputs + k, 4);
-                sums[m][0] = dot(sums[m][0], four, left);
-                sums[m][1] = dot(sums[m][1], four, right);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
-    }
 };
 
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
@@ -484,7 +394,7 @@ template <class Kind, class Finish> void multiply(const Plain<Kind> &a, const vo
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Lanes sums[count][2];
-        Kind::template tile<count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
+        tile<Kind, count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
         for (int i = 0; i < count; i++) finish(m + i, sums[i][0], sums[i][1]);
     });
 }
@@ -506,7 +416,7 @@ template <class Finish> void multiply(const Rounded &a, const void *weights, int
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Whole sums[count][2];
-        Byte::tile<count>(a, m, panel, sums);
+        tile<Byte, count>(&a.a[size_t(m) * a.inputs], a.inputs, panel + Byte::HEAD, sums);
         for (int i = 0; i < count; i++) finish_row(m + i, sums[i]);
     });
 }
