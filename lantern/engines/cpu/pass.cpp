@@ -37,7 +37,6 @@
 namespace {
 
 typedef float Lanes __attribute__((vector_size(64)));
-typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64)));
 typedef float Eight __attribute__((vector_size(32)));
 // What this processor computes with at once.
@@ -67,16 +66,14 @@ constexpr int AHEAD = 8192;
 // With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
 constexpr int SLOTS_AT_ONCE = 64;
 
-template <class Vector> inline Vector get(const float *at) {
-    Vector x;
+// Reads a number or a vector of them from anywhere; writes one; makes a vector of equal numbers.
+template <class Value> inline Value get(const void *at) {
+    Value x;
     std::memcpy(&x, at, sizeof(x));
     return x;
 }
-template <class Vector> inline void put(float *at, Vector x) { std::memcpy(at, &x, sizeof(x)); }
-template <class Vector> inline Vector spread(float x) { return x - Vector{}; }
-inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
-inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
-inline Lanes all(float x) { return x - Lanes{}; }
+template <class Value> inline void put(void *at, Value x) { std::memcpy(at, &x, sizeof(x)); }
+template <class Vector, class Number> inline Vector spread(Number x) { return x - Vector{}; }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
     return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -111,9 +108,9 @@ template <class Vector> inline Vector exp(Vector x) {
 #if LANTERN_HALVES
 inline Lanes exp(Lanes x) {
     alignas(64) float numbers[WIDTH];
-    store(numbers, x);
+    put(numbers, x);
     for (int i = 0; i < WIDTH; i += UNIT) put(numbers + i, exp(get<Unit>(numbers + i)));
-    return load(numbers);
+    return get<Lanes>(numbers);
 }
 #endif
 
@@ -213,7 +210,7 @@ struct Full : Fp32Sums {
     typedef Plain<Full> Inputs;
     static constexpr int STEP = 1, TURNS = 1;
     static void narrow(float *at, Unit x) { put(at, x); }
-    static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
+    static Unit weights(const char *at, int) { return get<Unit>(at); }
 };
 
 // Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
@@ -230,11 +227,7 @@ struct Half : Fp32Sums {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
     }
     static __m512bh weights(const char *at, int) { return (__m512bh)_mm512_loadu_si512(at); }
-    static __m512bh input(const Number *a, int) {
-        int32_t pair;
-        std::memcpy(&pair, a, sizeof(pair));
-        return (__m512bh)_mm512_set1_epi32(pair);
-    }
+    static __m512bh input(const Number *a, int) { return (__m512bh)_mm512_set1_epi32(get<int32_t>(a)); }
     static Lanes add(Lanes sum, __m512bh x, __m512bh weights) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, x, weights); }
 #else
     static constexpr int TURNS = 2;
@@ -244,8 +237,7 @@ struct Half : Fp32Sums {
         put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
     static Unit weights(const char *at, int odd) {
-        Bits pairs;
-        std::memcpy(&pairs, at, sizeof(pairs));
+        const Bits pairs = get<Bits>(at);
         return (Unit)(odd ? pairs & int32_t(0xffff0000) : pairs << 16);
     }
 #endif
@@ -313,10 +305,8 @@ struct Byte {
         typedef decltype(Unit{} < Unit{}) Integers;
         const char *scales = (const char *)panel, *offsets = scales + 4 * PANEL;
         for (int c = 0; c < PANEL; c += UNIT) {
-            Integers own, offset;
-            std::memcpy(&own, (const char *)sums + 4 * c, sizeof(own));
-            std::memcpy(&offset, offsets + 4 * c, sizeof(offset));
-            put((float *)out + c, __builtin_convertvector(own - 128 * offset, Unit) * get<Unit>((const float *)scales + c) * scale);
+            const Integers own = get<Integers>((const char *)sums + 4 * c) - 128 * get<Integers>(offsets + 4 * c);
+            put((float *)out + c, __builtin_convertvector(own, Unit) * get<Unit>(scales + 4 * c) * scale);
         }
     }
 
@@ -328,11 +318,7 @@ struct Byte {
         const __m256i fours = _mm256_loadu_si256((const __m256i *)at);
         return _mm256_srai_epi16(odd ? fours : _mm256_slli_epi16(fours, 8), 8);
     }
-    static __m256i input(const uint16_t *a, int odd) {
-        int32_t pair;
-        std::memcpy(&pair, a + 2 * odd, sizeof(pair));
-        return _mm256_set1_epi32(pair);
-    }
+    static __m256i input(const uint16_t *a, int odd) { return _mm256_set1_epi32(get<int32_t>(a + 2 * odd)); }
     static __m256i add(__m256i sum, __m256i x, __m256i weights) {
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, weights));
         asm("" : "+x"(sum)); // otherwise a compiler adds products first, and the sums do not fit the registers
@@ -341,16 +327,8 @@ struct Byte {
 #else
     typedef Whole Sum;
     static constexpr int TURNS = 1;
-    static Whole weights(const char *at, int) {
-        Whole fours;
-        std::memcpy(&fours, at, sizeof(fours));
-        return fours;
-    }
-    static int32_t input(const uint8_t *a, int) {
-        int32_t four;
-        std::memcpy(&four, a, sizeof(four));
-        return four;
-    }
+    static Whole weights(const char *at, int) { return get<Whole>(at); }
+    static int32_t input(const uint8_t *a, int) { return get<int32_t>(a); }
     // Adds four products of unsigned by signed bytes in each lane.
     static Whole add(Whole sum, int32_t four, Whole weights) {
 #if defined(__AVX512VNNI__)
@@ -390,7 +368,7 @@ template <class Kind, class Finish> void multiply(const Plain<Kind> &a, const vo
     if constexpr (Kind::Units::BUILT)
         if (Kind::Units::granted() && a.inputs % Kind::Units::INPUTS == 0)
             return Kind::Units::multiply(a.a, a.rows, a.inputs, panel, [&](int m, const float *left, const float *right) {
-                finish(m, load(left), load(right));
+                finish(m, get<Lanes>(left), get<Lanes>(right));
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Lanes sums[count][2];
@@ -409,9 +387,7 @@ template <class Finish> void multiply(const Rounded &a, const void *weights, int
     if constexpr (Tiles::BUILT)
         if (Tiles::granted())
             return Tiles::multiply(a.a.data(), a.rows, a.inputs, panel + Byte::HEAD, [&](int m, const int32_t *left, const int32_t *right) {
-                Whole sums[2];
-                std::memcpy(&sums[0], left, sizeof(Whole));
-                std::memcpy(&sums[1], right, sizeof(Whole));
+                const Whole sums[] = {get<Whole>(left), get<Whole>(right)};
                 finish_row(m, sums);
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
@@ -674,9 +650,9 @@ template <class Kind> struct Worker {
         Unit most[NODES];
         for (int n = 0; n < NODES; n++) {
             most[n] = spread<Unit>(-INFINITY);
-            for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
+            for (int part = 0; part < PARTS; part++) own[n][part] = get<Lanes>(query + size_t(n) * model.dim + part * WIDTH);
         }
-        const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
+        const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : get<Lanes>(query + size_t(n) * model.dim + d); };
 #if LANTERN_HALVES
         for (int j = 0; j < of.length; j += WIDTH)
             for (int n = 0; n < NODES; n++) {
@@ -700,7 +676,7 @@ template <class Kind> struct Worker {
                     fetch_later(key + pass.plane, head_dim);
 #pragma GCC unroll 4
                     for (int d = 0; d < head_dim; d += WIDTH) {
-                        const Lanes part = load(key + d);
+                        const Lanes part = get<Lanes>(key + d);
 #pragma GCC unroll 4
                         for (int n = 0; n < NODES; n++)
                             sums[n][i] = d ? fma(query_part(n, d), part, sums[n][i]) : query_part(n, 0) * part;
@@ -711,8 +687,8 @@ template <class Kind> struct Worker {
             }
 #pragma GCC unroll 4
             for (int n = 0; n < NODES; n++) {
-                const Lanes score = fold_fours(fours[n]) + load(&of.added[size_t(node + n) * of.length + j]);
-                store(out + size_t(n) * of.length + j, score);
+                const Lanes score = fold_fours(fours[n]) + get<Lanes>(&of.added[size_t(node + n) * of.length + j]);
+                put(out + size_t(n) * of.length + j, score);
                 most[n] = score > most[n] ? score : most[n];
             }
         }
@@ -765,10 +741,10 @@ template <class Kind> struct Worker {
             fetch_later(value + next, PARTS * WIDTH);
 #pragma GCC unroll 4
             for (int i = 0; i < NODES; i++) {
-                const Lanes weight = all(weights[size_t(i) * of.length + j]);
+                const Lanes weight = spread<Lanes>(weights[size_t(i) * of.length + j]);
                 totals[i] += weight;
 #pragma GCC unroll 4
-                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, load(value + c * WIDTH), sums[i][c]);
+                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, get<Lanes>(value + c * WIDTH), sums[i][c]);
             }
         }
 #endif
@@ -785,8 +761,8 @@ template <class Kind> struct Worker {
         share(model.dim / PANEL, [&](int p) {
             multiply(operand, weights, p, [&](int m, Lanes left, Lanes right) {
                 float *at = x + size_t(m) * model.dim + p * PANEL;
-                store(at, load(at) + left);
-                store(at + WIDTH, load(at + WIDTH) + right);
+                put(at, get<Lanes>(at) + left);
+                put(at + WIDTH, get<Lanes>(at + WIDTH) + right);
             });
         });
     }
@@ -806,8 +782,8 @@ template <class Kind> struct Worker {
         share(model.vocab / PANEL, [&](int p) {
             multiply(operand, model.head, p, [&](int m, Lanes left, Lanes right) {
                 float *at = pass.logits + size_t(m) * model.vocab + p * PANEL;
-                store(at, left);
-                store(at + WIDTH, right);
+                put(at, left);
+                put(at + WIDTH, right);
             });
         });
     }
@@ -887,8 +863,8 @@ template <class Kind> void run(const LinearArgs &linear) {
                 const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
                 multiply(own, linear.panels, p, [&](int m, Lanes left, Lanes right) {
                     float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
-                    store(at, bias ? left + load(bias) : left);
-                    store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+                    put(at, bias ? left + get<Lanes>(bias) : left);
+                    put(at + WIDTH, bias ? right + get<Lanes>(bias + WIDTH) : right);
                 });
             }
         }
