@@ -619,30 +619,24 @@ template <class Kind> struct Worker {
             const int chunk = task % chunks, head = task / chunks % model.heads, row = task / chunks / model.heads;
             const size_t first = (size_t(row) * model.heads + head) * pass.slots * head_dim;
             const float *keys = pass.cache + pass.plane * (2 * number) + first, *values = keys + pass.plane;
-            const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
-            const int length = seen[row].length;
-            for (int i = begin; i < end; i += NODES_AT_ONCE)
-                weigh(row, head, i, std::min(end - i, NODES_AT_ONCE), keys, &scores[size_t(i - begin) * length]);
-            for (int i = begin; i < end; i += NODES_AT_ONCE)
-                gather(row, head, i, std::min(end - i, NODES_AT_ONCE), values, &scores[size_t(i - begin) * length]);
+            const int begin = chunk * NODES_A_TASK, count = std::min(NODES_A_TASK, pass.nodes - begin);
+            const size_t length = seen[row].length;
+            in_tiles<NODES_AT_ONCE>(count, [&](auto nodes, int i) {
+                if (head_dim == 4 * WIDTH) weigh<4, nodes>(row, head, begin + i, keys, &scores[i * length]);
+                else weigh<0, nodes>(row, head, begin + i, keys, &scores[i * length]);
+            });
+            in_tiles<NODES_AT_ONCE>(count, [&](auto nodes, int i) {
+                int d = 0;
+                for (; d + 4 * WIDTH <= head_dim; d += 4 * WIDTH)
+                    gather<4, nodes>(row, head, begin + i, values, &scores[i * length], d);
+                for (; d < head_dim; d += WIDTH) gather<1, nodes>(row, head, begin + i, values, &scores[i * length], d);
+            });
         });
     }
 
-    // Attention weights of some nodes, not yet divided by their sum.
-    void weigh(int row, int head, int node, int nodes, const float *keys, float *out) {
-        switch (head_dim == 4 * WIDTH ? nodes : -nodes) {
-#define CASE(N)                                                                                                        \
-    case N:                                                                                                            \
-        return weigh_some<4, N>(row, head, node, keys, out);                                                           \
-    case -N:                                                                                                           \
-        return weigh_some<0, N>(row, head, node, keys, out);
-            CASE(1) CASE(2) CASE(3) CASE(4)
-#undef CASE
-        }
-    }
-
-    // PARTS: vectors of a head if known at compile time, else 0. Each key is read once for all nodes.
-    template <int PARTS, int NODES> void weigh_some(int row, int head, int node, const float *keys, float *out) {
+    // Attention weights of some nodes, not yet divided by their sum. PARTS: vectors of a head if known at compile time,
+    // else 0. Each key is read once for all nodes.
+    template <int PARTS, int NODES> void weigh(int row, int head, int node, const float *keys, float *out) {
         const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
@@ -700,30 +694,9 @@ template <class Kind> struct Worker {
         }
     }
 
-    // Weighted means of values of some nodes, 64 numbers of a head at a time.
-    void gather(int row, int head, int node, int nodes, const float *values, const float *weights) {
-        for (int d = 0; d < head_dim;) {
-            const int left = (head_dim - d) / WIDTH;
-            if (left >= 4) {
-                gather_some<4>(row, head, node, nodes, values, weights, d), d += 4 * WIDTH;
-            } else {
-                gather_some<1>(row, head, node, nodes, values, weights, d), d += WIDTH;
-            }
-        }
-    }
-
-    template <int PARTS>
-    void gather_some(int row, int head, int node, int nodes, const float *values, const float *weights, int d) {
-        switch (nodes) {
-        case 1: return means<PARTS, 1>(row, head, node, values, weights, d);
-        case 2: return means<PARTS, 2>(row, head, node, values, weights, d);
-        case 3: return means<PARTS, 3>(row, head, node, values, weights, d);
-        default: return means<PARTS, 4>(row, head, node, values, weights, d);
-        }
-    }
-
+    // Weighted means of values of some nodes, PARTS vectors of a head at a time.
     template <int PARTS, int NODES>
-    void means(int row, int head, int node, const float *values, const float *weights, int d) {
+    void gather(int row, int head, int node, const float *values, const float *weights, int d) {
         const Seen &of = seen[row];
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
