@@ -40,6 +40,8 @@ HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded
 
 def pass_args(inputs: Tensor, positions: Tensor, places: Tensor, mask: Tensor, cache: Tensor, **made: Any) -> Any:
     """Return the arguments of a pass; `cache` are the keys and values of all layers, `made` what it writes."""
+    inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), places.contiguous()
+    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     return cpp.PassArgs(
         **{"rows": inputs.shape[0], "nodes": inputs.shape[1], "slots": cache.shape[-2]},
         threads=torch.get_num_threads(),
@@ -279,12 +281,10 @@ class PackedPass:
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
         """Run a pass, and write its logits if they are given; return its features and the inputs of tapped layers."""
         rows, nodes = inputs.shape[:2]
-        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
-        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         features = torch.empty(rows, nodes, self.dim, dtype=torch.float32)
         fused = torch.empty(rows, nodes, len(taps) * self.dim, dtype=torch.float32) if taps else None
         made = {"features": features, "logits": logits, "fused": fused, "tapped": torch.tensor(taps, dtype=torch.int32)}
-        run = pass_args(inputs, positions, places, mask, memory, taps=len(taps), **made)
+        run = pass_args(inputs, positions, slots, mask, memory, taps=len(taps), **made)
         self.call(ctypes.byref(model), ctypes.byref(run))
         return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
 
@@ -431,13 +431,11 @@ class PackedDrafterLayer(DraftLayer):
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
         assert own.is_contiguous()
-        inputs, factors, places = x.float().contiguous(), factors.contiguous(), slots[0].expand(rows, -1).contiguous()
-        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         # each node has three rotary factors: of query, key and value
         positions = torch.arange(0, 3 * rows * nodes, 3)
         out = torch.empty(rows, nodes, dim, dtype=torch.float32)
-        model = model_args([weights], dim, own.shape[2], eps, factors)
-        run = pass_args(inputs, positions, places, mask, own, features=out)
+        model = model_args([weights], dim, own.shape[2], eps, factors.contiguous())
+        run = pass_args(x, positions, slots[0].expand(rows, -1), mask, own, features=out)
         library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
         return out.to(x.dtype)
 
