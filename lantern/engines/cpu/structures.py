@@ -16,16 +16,16 @@ NUMBERS = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes
 class Structure(ctypes.Structure):
     """A structure of C++. Pointers are given as tensors, structures or arrays, which live as long as it does.
 
-    What is not given is 0 or null. TypeError for a field that it does not have.
+    What is not given is 0 or null. KeyError for a field that it does not have.
     """
 
     kinds: ClassVar[dict[str, Any]] = {}  # of fields
 
     def __init__(self, **fields: Any) -> None:
-        kinds, self.kept = self.kinds, fields
-        if unknown := fields.keys() - kinds.keys():
-            raise TypeError(f"{type(self).__name__} has no field {min(unknown)}")
-        super().__init__(**{n: address_of(x) if kinds[n] is ctypes.c_void_p else x for n, x in fields.items()})
+        super().__init__()
+        self.kept = fields
+        for name, given in fields.items():
+            setattr(self, name, address_of(given) if self.kinds[name] is ctypes.c_void_p else given)
 
 
 def address_of(given: Any) -> int | None:
