@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, sha256_of
+from lantern.core.io import save_tensors, sha256_of
 from lantern.eval.metrics.pictures import find_pictures
 from lantern.training.data import is_prepared, unpack
 
@@ -81,8 +80,7 @@ class Moments:
         """Write the moments to a safetensors file, atomically."""
         facts = torch.tensor([self.count, LIMIT], dtype=torch.float64)
         tensors = {"facts": facts, "sum": self._sum, "products": self._products}
-        with atomic_write(path) as temporary:
-            save_file(tensors, temporary, {"made_with": self.made_with, "sets": " ".join(self.sets)})
+        save_tensors(tensors, path, {"made_with": self.made_with, "sets": " ".join(self.sets)})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

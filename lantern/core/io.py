@@ -164,6 +164,14 @@ def save_component(
         sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
 
 
+def save_tensors(tensors: dict[str, Tensor], path: str | Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, atomically."""
+    from safetensors.torch import save_file
+
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata)
+
+
 def save_checksums(folder: str | Path) -> None:
     """Write `SHA256SUMS` of the safetensors files of a folder."""
     folder = Path(folder)

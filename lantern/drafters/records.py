@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.io import atomic_write
+from lantern.core.io import save_tensors
 from lantern.core.types import Step, Verdict
 from lantern.drafters.policies import MIN_LOG, TRAITS
 
@@ -70,13 +70,10 @@ class Records:
 
     def save(self, path: Path) -> None:
         """Write the file atomically."""
-        from safetensors.torch import save_file
-
         kinds = {torch.bool: torch.uint8, torch.long: torch.int32, torch.float: torch.float16}
         stored = {name: x.to(kinds[x.dtype]).contiguous() for name, x in vars(self).items() if isinstance(x, Tensor)}
         metadata = {"lantern": json.dumps({**self.about, "version": VERSION, "traits": list(TRAITS)}, sort_keys=True)}
-        with atomic_write(path) as temporary:
-            save_file(stored, temporary, metadata=metadata)
+        save_tensors(stored, path, metadata)
 
 
 class Recorder:

@@ -144,7 +144,8 @@ def check_components(target: Any, drafter: Any, model_name: str) -> None:
         target.digest = weights_digest(target.state_dict())
     source = getattr(drafter, "source", None)
     names = {"drafter_name": f"drafter {source}" if source else "the drafter", "model_name": model_name}
-    folders.check_drafter(drafter.config, target.config, getattr(target, "digest", None) or "", **names)
+    folders.check_sizes(drafter.config, target.config, **names)
+    folders.check_digest(drafter.config.target, getattr(target, "digest", None) or "", **names)
 
 
 OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}

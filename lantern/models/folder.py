@@ -568,9 +568,3 @@ def check_digest(digest: str | None, found: str, *, drafter_name: str, model_nam
             f"{drafter_name} was trained for a target of digest {digest[:12]}, but that of model {model_name}"
             f' is {found[:12]}: {ADVICE}; to use it anyway set "target" to null in its config.json'
         )
-
-
-def check_drafter(drafter: Any, target: TransformerConfig, digest: str, **names: str) -> None:
-    """Check a drafter's config against the target's and the digest of its weights; `names` are as above."""
-    check_sizes(drafter, target, **names)
-    check_digest(drafter.target, digest, **names)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.config import build_config, check_number, hint_for
-from lantern.core.io import CONFIG_NAME, atomic_write, load_component, read_config, save_component, weights_digest
+from lantern.core.io import CONFIG_NAME, load_component, read_config, save_component, save_tensors, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.cache import prefill, read_tokens
@@ -215,7 +215,6 @@ class FeatureCache:
             raise ValueError(f"{text}, do not fit on a disk with {left} left: {advice}")
 
     def _make(self, teacher: Teacher, shards: Sequence[int], *, is_quiet: bool) -> None:
-        from safetensors.torch import save_file
         from tqdm import tqdm
 
         todo = {s: range(s * self.shard, min(self.pictures, (s + 1) * self.shard)) for s in shards}
@@ -225,8 +224,8 @@ class FeatureCache:
                 for some in (numbers[first : first + BATCH] for first in range(0, len(numbers), BATCH)):
                     parts.append({name: x.cpu() for name, x in teacher.read(some).items()})
                     bar.update(len(some))
-                with atomic_write(self._path(shard)) as temporary:
-                    save_file({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, temporary)
+                joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                save_tensors(joined, self._path(shard))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from lantern.core.io import atomic_write, load_tensors, sha256_of
+from lantern.core.io import load_tensors, save_tensors, sha256_of
 from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder, checked_folders
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels, to_uint8
@@ -32,12 +32,8 @@ BATCH = 256  # captions that are encoded together
 
 def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Load tensors from a safetensors file, which is computed and written first if it is missing."""
-    from safetensors.torch import save_file
-
     if not path.exists():
-        tensors = compute()
-        with atomic_write(path) as temporary:
-            save_file(tensors, temporary)
+        save_tensors(compute(), path)
     return load_tensors(path)
 
 

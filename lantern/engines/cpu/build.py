@@ -1,8 +1,8 @@
 """Compile, find and load the C++ library of the cpu engine: one file for each kind of processor.
 
 A library comes with the installed package, or is compiled once and cached where the package has none for this
-processor. It is loaded only if the file and its record agree in checksum and ABI number, belong to who installed the
-package (a cached one: to the user), and are writable by nobody else.
+processor. Its name tells the sources and options that it was made of. It is loaded only if its checksum is that of its
+record, and if both belong to who installed the package (a cached one: to the user) and are writable by nobody else.
 
 Importing this module needs the standard library only, since the build of a wheel compiles by it (hatch_build.py) before
 anything is installed.
@@ -31,7 +31,6 @@ PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
 FUNCTIONS = ("pass", "linear", "steps", "sample", "convolution")  # with a status as result
 WITH_AMX = ("split_convolution",)  # these too, if the processor has AMX
 INSTEAD = "use --engine eager"
-ABI = 11  # as `lantern_abi` of steps.cpp
 # the first includes the others
 NAMES = (
     "steps.cpp convolution.h draft.h rejection.h images.h noise.h mixture.h sampling.h pass.cpp tiles.h thread_policy.h"
@@ -110,13 +109,13 @@ def library_name(variant: ProcessorKind | None = None) -> str:
     """Return the file name of the library of these sources and flags, for a kind of processor or the best here."""
     variant = variant or supported()[0]
     sources = [source.read_bytes() for source in SOURCES]
-    parts = [*sources, " ".join((*FLAGS, *LINKED, *variant.options)).encode(), str(ABI).encode()]
+    parts = [*sources, " ".join((*FLAGS, *LINKED, *variant.options)).encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
     return f"cpu-{variant.name}-{digest[:16]}.so"
 
 
 def record_of(path: Path) -> Path:
-    """Return the file with checksum and ABI number of a library."""
+    """Return the file with the checksum of a library."""
     return path.with_suffix(".json")
 
 
@@ -125,7 +124,7 @@ def compile_library(compiler: str, variant: ProcessorKind, folder: Path) -> Path
     made = folder / library_name(variant)
     command = [compiler, *FLAGS, *LINKED, *variant.options, "-o", str(made), str(SOURCES[0])]
     run(command)
-    record = {"abi": ABI, "sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
+    record = {"sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
     record_of(made).write_text(json.dumps(record), encoding="utf-8")
     return made
 
@@ -253,9 +252,7 @@ def check_trust(path: Path) -> None:
         record = json.loads(record_of(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UntrustedError("its record is damaged") from error
-    if not isinstance(record, dict) or record.get("abi") != ABI:
-        raise UntrustedError(f"its ABI number is not {ABI}")
-    if record.get("sha256") != hashlib.sha256(path.read_bytes()).hexdigest():
+    if record != {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}:
         raise UntrustedError("its checksum is wrong")
 
 
@@ -263,14 +260,11 @@ def _load(path: Path) -> ctypes.CDLL:
     check_trust(path)
     try:
         found = ctypes.CDLL(str(path))
-        abi = found.lantern_abi()
+        for name in (*FUNCTIONS, *(WITH_AMX if found.lantern_has_amx() else ())):
+            call = getattr(found, f"lantern_{name}")
+            call.restype, call.errcheck = ctypes.c_int64, _check_status
     except (OSError, AttributeError) as error:
         raise UntrustedError(f"it cannot be loaded ({error})") from error
-    if abi != ABI:
-        raise UntrustedError(f"its ABI number is {abi}, expected {ABI}")
-    for name in (*FUNCTIONS, *(WITH_AMX if found.lantern_has_amx() else ())):
-        call = getattr(found, f"lantern_{name}")
-        call.restype, call.errcheck = ctypes.c_int64, _check_status
     return found
 
 

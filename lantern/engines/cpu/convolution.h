@@ -231,8 +231,8 @@ struct Winograd : Inputs {
                 float *to = &room.products[size_t(point) * count * PANEL];
                 operand.take(&room.points[size_t(point) * count * inputs], count, inputs);
                 multiply(operand, (const float *)of.weights, p * POINTS + point, [&](int m, Lanes left, Lanes right) {
-                    store(to + m * PANEL, left);
-                    store(to + m * PANEL + WIDTH, right);
+                    put(to + m * PANEL, left);
+                    put(to + m * PANEL + WIDTH, right);
                 });
             }
             for (int t = 0; t < count; t++)
@@ -285,9 +285,7 @@ struct Direct : Inputs {
 
     static Lanes widened(const uint16_t *at) {
         typedef uint16_t Halves __attribute__((vector_size(32)));
-        Halves x;
-        std::memcpy(&x, at, sizeof(x));
-        return (Lanes)(__builtin_convertvector(x, Whole) << 16);
+        return (Lanes)(__builtin_convertvector(get<Halves>(at), Whole) << 16);
     }
 
     // Copies the pixels of a patch and their neighbours, normalised, zero outside of the image.
@@ -335,12 +333,12 @@ struct Direct : Inputs {
 
     // Adds bias and residual to the sums of a block, and writes those in the image.
     void finish(int image, int top, int left, int o, const float *sums) const {
-        const Lanes bias = load(of.bias + o);
+        const Lanes bias = get<Lanes>(of.bias + o);
         for (int y = top; y < std::min(top + DOWN, of.height); y++)
             for (int x = left; x < std::min(left + ACROSS, of.width); x++) {
                 const size_t at = ((size_t(image) * of.height + y) * of.width + x) * of.outputs + o;
-                const Lanes sum = load(sums + ((y - top) * ACROSS + x - left) * OUTPUTS) + bias;
-                store(of.out + at, of.residual ? sum + load(of.residual + at) : sum);
+                const Lanes sum = get<Lanes>(sums + ((y - top) * ACROSS + x - left) * OUTPUTS) + bias;
+                put(of.out + at, of.residual ? sum + get<Lanes>(of.residual + at) : sum);
             }
     }
 

@@ -6,7 +6,7 @@ probabilities.
 """
 
 import ctypes
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -33,17 +33,16 @@ from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
 from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
+from lantern.engines.cpu.structures import array, cpp
 from lantern.engines.cpu.target import (
-    PANEL,
     CpuTarget,
-    LayerArgs,
-    ModelArgs,
     PackedDrafterLayer,
     PackedLinear,
-    PassArgs,
     check,
     kind_of,
+    model_args,
     packed_drafter,
+    pass_args,
 )
 from lantern.engines.engine import Engine
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -113,74 +112,6 @@ class CpuEngine(Engine):
 
 
 RESIDUALS = {"cool": 0, "paper": 1, "released": 2}  # `Residual` of rejection.h; COOL-SD's is that of exact rejection
-
-
-class Stream(ctypes.Structure):
-    """`Stream` of noise.h."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("low", "high", "image")]
-
-
-class TestArgs(ctypes.Structure):
-    """`TestArgs` of images.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("near", "columns", "far_columns", "lanes", "residual", "is_shared")),
-        *((name, ctypes.c_float) for name in ("constant", "factor", "bound")),
-        *((name, Stream) for name in ("drafts", "samples")),
-        *((name, ctypes.c_void_p) for name in ("uniforms", "table", "distances", "rows", "q")),
-        *((name, ctypes.c_void_p) for name in ("distance", "excess")),
-    ]
-
-
-class ImageArgs(ctypes.Structure):
-    """`ImageArgs` of images.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("top_k", "interval")),
-        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
-        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "tree", "parents", "depths", "grid")),
-        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled", "path", "steps", "accepted", "reached")),
-        *((name, ctypes.c_void_p) for name in ("total", "log_q", "relaxed", "variation", "largest", "costs")),
-        *((name, ctypes.c_void_p) for name in ("pairs", "lengths")),
-        *((name, ctypes.c_double) for name in ("delta", "cap")),
-        ("test", ctypes.c_void_p),
-    ]
-
-
-class LevelArgs(ctypes.Structure):
-    """`LevelArgs` of draft.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("nodes", "width", "first", "staged")),
-        *((name, ctypes.c_void_p) for name in ("pairs", "parents", "ancestors")),
-    ]
-
-
-class DraftArgs(ctypes.Structure):
-    """`DraftArgs` of draft.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("first", "images", "tokens", "slots", "depth", "masks", "levels")),
-        *((name, ctypes.c_int32) for name in ("kind", "is_half", "threads")),
-        ("model", ModelArgs),
-        *((name, ctypes.c_void_p) for name in ("join", "embeddings", "bias", "guidance", "mask_inputs", "cache")),
-        ("plane", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("level", "order")),
-        ("nodes", ctypes.c_int32),
-    ]
-
-
-class StepArgs(ctypes.Structure):
-    """`StepArgs` of steps.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("images", "nodes", "tokens", "prefix", "conditioning")),
-        *((name, ctypes.c_int32) for name in ("is_staged", "is_half")),
-        *((name, ctypes.c_void_p) for name in ("embeddings", "of", "drafts")),
-        ("drafters", ctypes.c_int64),
-        *((name, ctypes.c_double) for name in ("seconds", "drafting")),
-    ]
 
 
 def is_fused(state: State) -> bool:
@@ -258,31 +189,29 @@ class FusedImages:
         else:
             self.tokens, steps = state.tokens.gather(1, state.known[:, None] - 1), scratch
         self.rejection = None if self.plan is None else rejection_of(state)
-        sampling, table = state.sampling, None if self.rejection is not None else state.noise.gumbel_table()
-        tree = (one.expand(images, -1) for one in (self.tree.parents, self.tree.depths))
-        rows = (state.known, self.tokens, *tree, held.tokens, self.start, self.counts, self.sampled, self.path)
-        self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
         lengths = None  # drafts to accept by token number, where a measurement scripts them
         if self.plan is not None and isinstance(state.verifier, ScriptedVerifier):
             lengths = state.verifier.lengths.expand(images, -1)
         self.claims = None if self.rejection is None or lengths is not None else self.rejection.relaxation
-        spent = (sums.relaxed, sums.variation, sums.largest, self.costs)
-        # C++ has addresses only
-        counted = (steps, sums.accepted, sums.reached, held.total)
-        self.kept = (table, random, *rows, *counted, log_q, *spent, pairs, lengths)
-        self._tests = None
+        self.costs = torch.zeros(images, self.most, 3, dtype=torch.float32)
+        sampling, shape = state.sampling, self.tree
+        rows: dict[str, Any] = {
+            "noise": None if self.rejection is not None else state.noise.gumbel_table(),
+            **{"random": random, "known": state.known, "tree": self.tokens, "grid": held.tokens},
+            **{"parents": shape.parents.expand(images, -1), "depths": shape.depths.expand(images, -1)},
+            **{"start": self.start, "counts": self.counts, "sampled": self.sampled, "path": self.path},
+            **{"passes": steps, "accepted": sums.accepted, "reached": sums.reached, "total": held.total},
+            **{"relaxed": sums.relaxed, "variation": sums.variation, "largest": sums.largest, "costs": self.costs},
+            **{"log_q": log_q, "pairs": pairs, "lengths": lengths},
+        }
+        own: dict[str, Any] = {
+            **{"top_k": min(sampling.top_k, target.config.vocab_size), "temperature": sampling.temperature},
+            **{"interval": min(sampling.guidance_interval, state.count), "guidance": sampling.guidance},
+            **({} if self.rule is None else {"delta": self.rule.delta, "cap": self.rule.cap}),
+        }
         if self.rejection is not None and self.plan is not None:
-            self._tests = self._test_args(self.rejection.relaxation, self.plan)
-        self.args = [
-            ImageArgs(
-                *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
-                *(float(sampling.guidance), float(sampling.temperature)),
-                *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
-                *((0.0, 1.0) if self.rule is None else (float(self.rule.delta), float(self.rule.cap))),
-                None if self._tests is None else ctypes.addressof(self._tests[i]),
-            )
-            for i in range(images)
-        ]
+            rows["test"] = self._tests(self.rejection.relaxation, self.plan)
+        self.args = [cpp.ImageArgs(**own, **row_of(rows, i)) for i in range(images)]
 
     def _propose(self, plan: DraftPlan) -> Int[Tensor, "b n"]:
         """Return the next tree's tokens; the first tree is drafted here, with the distributions it was sampled from."""
@@ -295,29 +224,25 @@ class FusedImages:
                 plan.q[:, plan.log_q_rows] = probabilities(tree.log_q)
         return plan.tokens
 
-    def _test_args(self, rule: Acceptance | None, plan: DraftPlan) -> Any:
+    def _tests(self, rule: Acceptance | None, plan: DraftPlan) -> list[Any]:
         """Return how the drafts of each image are tested."""
-        lanes, sums, noise = max(plan.shape.widths), self.state.statistics, self.state.noise
-        tables: tuple[Tensor | None, ...] = (None, None)
-        settings = (0, 0, 0, lanes, RESIDUALS["cool"], False, 0.0, 0.0, torch.inf)
-        if isinstance(rule, ClaimingRule):
-            tables, bound = (rule.table, rule.distances), rule.bound
-            strides = (0 if table is None else table.stride(0) for table in tables)
-            settings = (rule.k, *strides, lanes, RESIDUALS[rule.residual], rule.shared, rule.constant, rule.factor)
-            settings += (torch.inf if bound is None else bound,)
-            sums.has_distance, sums.is_bounded = rule.distances is not None, bound is not None
         assert plan.q is not None, "rejection tests sampled drafts"
-        streams = [noise.streams(purpose) for purpose in (Purpose.DRAFT, Purpose.RESIDUAL)]
-        uniforms, shared = noise.uniform_table(lanes), (*tables, plan.log_q_rows)
-        after = (plan.q, sums.distance, sums.excess)
-        self._tested = (uniforms, shared, after)  # C++ has addresses only
-
-        def args(i: int) -> TestArgs:
-            rows = (uniforms[i], *shared, *(one[i] for one in after))
-            keys = (Stream(*keys[i]) for keys in streams)
-            return TestArgs(*settings, *keys, *(None if row is None else row.data_ptr() for row in rows))
-
-        return (TestArgs * len(self.start))(*map(args, range(len(self.start))))
+        lanes, sums, noise = max(plan.shape.widths), self.state.statistics, self.state.noise
+        own = {"lanes": lanes, "rows": plan.log_q_rows, "residual": RESIDUALS["cool"], "bound": torch.inf}
+        if isinstance(rule, ClaimingRule):
+            own |= {"table": rule.table, "columns": rule.table.stride(0), "near": rule.k, "is_shared": rule.shared}
+            own |= {"residual": RESIDUALS[rule.residual], "constant": rule.constant, "factor": rule.factor}
+            if rule.distances is not None:
+                own |= {"distances": rule.distances, "far_columns": rule.distances.stride(0)}
+            if rule.bound is not None:
+                own["bound"] = rule.bound
+            sums.has_distance, sums.is_bounded = rule.distances is not None, rule.bound is not None
+        rows: dict[str, Any] = {"uniforms": noise.uniform_table(lanes), "q": plan.q}
+        rows |= {"distance": sums.distance, "excess": sums.excess}
+        for name, purpose in (("drafts", Purpose.DRAFT), ("samples", Purpose.RESIDUAL)):
+            keys = noise.streams(purpose)
+            rows[name] = [cpp.Stream(low=low, high=high, image=image) for low, high, image in keys]
+        return [cpp.TestArgs(**own, **row_of(rows, i)) for i in range(len(self.start))]
 
     @property
     def nodes(self) -> int:
@@ -361,41 +286,39 @@ class FusedImages:
         return Step(self.state.index, start, counts, tokens, scores, tree, verdict)
 
 
-class Drafts:
-    """The arguments with which `lantern_steps` drafts the trees of one generation, whose images begin at `first`."""
+def row_of(given: Mapping[str, Any], image: int) -> dict[str, Any]:
+    """Return what belongs to an image of each tensor or list."""
+    return {name: None if one is None else one[image] for name, one in given.items()}
 
-    def __init__(self, images: FusedImages, first: int) -> None:
-        plan, sampling, count = images.plan, images.state.sampling, len(images.start)
-        assert plan is not None
-        module, cache, config = plan.module, plan.cache, plan.module.config
-        layers = [layer.weights for layer in module.layers]
-        joined, bias = module.fc.weights
-        scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
-        guidance = None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float()
-        masks = None if plan.masks is None or not len(plan.masks) else plan.masks.float().contiguous()
-        self._levels = (LevelArgs * len(plan.levels))(
-            *(
-                LevelArgs(
-                    *(len(level.parents), level.width, level.first, level.ancestors.shape[1]),
-                    *(tensor.data_ptr() for tensor in (level.pairs, level.parents, level.ancestors)),
-                )
-                for level in plan.levels
-            )
+
+def draft_args(images: FusedImages, first: int) -> Any:
+    """Return how `lantern_steps` drafts the trees of one generation, whose images begin at `first`."""
+    plan, sampling = images.plan, images.state.sampling
+    assert plan is not None
+    module, cache = plan.module, plan.cache
+    layers = [layer.weights for layer in module.layers]
+    joined, bias = module.fc.weights
+    scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
+    masks = plan.masks.float().contiguous() if plan.masks is not None and len(plan.masks) else None
+    levels = [
+        cpp.LevelArgs(
+            **{"nodes": len(level.parents), "width": level.width, "first": level.first},
+            **{"staged": level.ancestors.shape[1], "pairs": level.pairs, "parents": level.parents},
+            ancestors=level.ancestors,
         )
-        own = (LayerArgs * len(layers))(*(layer.addresses for layer in layers))
-        hidden, kind = len(layers[0].w13) * PANEL // 2, kind_of(*layers[0].linears)
-        shape = (config.dim, config.n_head, len(layers), hidden, 0, kind)
-        self._kept = (plan, own, joined, bias, module.embed_tokens.weight, guidance, masks, plan.order)
-        weights = (joined, module.embed_tokens.weight, bias, guidance, masks, cache.buffer)
-        self.args = DraftArgs(
-            *(first, count, cache.tokens, cache.slots, images.state.drafter.depth),
-            *(0 if masks is None else len(masks), len(plan.levels), kind_of(joined)),
-            *(module.dtype == torch.bfloat16, torch.get_num_threads()),
-            ModelArgs(*shape, config.norm_eps, own, None, None, module.rotary.table.data_ptr()),
-            *(None if tensor is None else tensor.data_ptr() for tensor in weights),
-            cache.buffer.stride(0),
-            *(ctypes.addressof(self._levels), plan.order.data_ptr(), len(plan.order)),
-        )
+        for level in plan.levels
+    ]
+    shape = (module.config.dim, module.config.n_head, module.config.norm_eps)
+    return cpp.DraftArgs(
+        **{"first": first, "images": len(images.start), "tokens": cache.tokens, "slots": cache.slots},
+        **{"depth": images.state.drafter.depth, "masks": 0 if masks is None else len(masks), "mask_inputs": masks},
+        **{"levels": len(levels), "level": array(levels), "order": plan.order, "nodes": len(plan.order)},
+        **{"kind": kind_of(joined), "is_half": module.dtype == torch.bfloat16, "threads": torch.get_num_threads()},
+        **{"join": joined, "bias": bias, "embeddings": module.embed_tokens.weight},
+        guidance=None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float(),
+        model=model_args(layers, *shape, module.rotary.table),
+        **{"cache": cache.buffer, "plane": cache.buffer.stride(0)},
+    )
 
 
 class FusedRounds:
@@ -432,18 +355,17 @@ class FusedRounds:
             seen = [image.tree.ancestors.expand(len(image.start) * cache.rows, -1, -1) for image in self.images]
             self._mask[..., first : first + nodes].masked_fill_(torch.cat(seen), 0.0)
         taken = (self._inputs, self._positions, self._places, self._mask)
-        self._args = PassArgs.of(taken, cache.buffer, (None, self._features, self._logits))
-        self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
+        self._args = pass_args(*taken, cache.buffer, features=self._features, logits=self._logits)
         embeddings = one.target.tok_embeddings.weight
         begins = accumulate((len(image.start) for image in self.images), initial=0)
-        self._drafts = [Drafts(image, first) for image, first in zip(self.images, begins, strict=False) if image.plan]
-        drafts = (DraftArgs * len(self._drafts))(*(one.args for one in self._drafts))
-        self._steps = StepArgs(
-            *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
-            *(is_staged, embeddings.dtype == torch.bfloat16),
-            *(embeddings.data_ptr(), ctypes.addressof(self._images), ctypes.addressof(drafts), len(drafts)),
+        drafts = [draft_args(image, first) for image, first in zip(self.images, begins, strict=False) if image.plan]
+        self._steps = cpp.StepArgs(
+            **{"images": cache.images, "nodes": nodes, "tokens": one.count, "prefix": cache.prefix},
+            **{"conditioning": config.cls_token_num, "is_staged": is_staged},
+            **{"is_half": embeddings.dtype == torch.bfloat16, "embeddings": embeddings},
+            of=array([args for image in self.images for args in image.args]),
+            **{"drafts": array(drafts), "drafters": len(drafts)},
         )
-        self._kept = embeddings, drafts
 
     def __call__(self, patience: float = 0.0) -> None:
         """Take rounds for `patience` seconds, at least one, until an image is complete; one round while on trial."""

@@ -58,15 +58,12 @@ namespace {
 
 inline float wide(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
+    return get<float>(&bits);
 }
 
 // Rounds to bf16 if `is_half`.
 inline float narrowed(float x, bool is_half) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
+    const uint32_t bits = get<uint32_t>(&x);
     if (!is_half || x != x) return x;
     return wide(uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16));
 }

@@ -44,7 +44,7 @@ inline void add_gumbel(const Stream &of, int64_t where, int vocab, float *scores
     const auto add = [&] {
         uniforms_of(of, where, blocks, numbers);
         for (int i = 0; i < 4 * BLOCKS; i += PAIR)
-            put_any(numbers + i, -exact_log(-exact_log(get_any<Doubles>(numbers + i))));
+            put(numbers + i, -exact_log(-exact_log(get<Doubles>(numbers + i))));
         for (int i = 0; i < 4 * count; i++) scores[4 * blocks[i / 4] + i % 4] += float(numbers[i]);
         count = 0;
     };

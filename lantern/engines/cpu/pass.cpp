@@ -37,7 +37,6 @@
 namespace {
 
 typedef float Lanes __attribute__((vector_size(64)));
-typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64)));
 typedef float Eight __attribute__((vector_size(32)));
 // What this processor computes with at once.
@@ -67,16 +66,14 @@ constexpr int AHEAD = 8192;
 // With AVX2 a node's sums over values are continued after so many slots, whose values stay in the first cache for all nodes.
 constexpr int SLOTS_AT_ONCE = 64;
 
-template <class Vector> inline Vector get(const float *at) {
-    Vector x;
+// Reads a number or a vector of them from anywhere; writes one; makes a vector of equal numbers.
+template <class Value> inline Value get(const void *at) {
+    Value x;
     std::memcpy(&x, at, sizeof(x));
     return x;
 }
-template <class Vector> inline void put(float *at, Vector x) { std::memcpy(at, &x, sizeof(x)); }
-template <class Vector> inline Vector spread(float x) { return x - Vector{}; }
-inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
-inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
-inline Lanes all(float x) { return x - Lanes{}; }
+template <class Value> inline void put(void *at, Value x) { std::memcpy(at, &x, sizeof(x)); }
+template <class Vector, class Number> inline Vector spread(Number x) { return x - Vector{}; }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 #if defined(__AVX512F__)
     return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -111,9 +108,9 @@ template <class Vector> inline Vector exp(Vector x) {
 #if LANTERN_HALVES
 inline Lanes exp(Lanes x) {
     alignas(64) float numbers[WIDTH];
-    store(numbers, x);
+    put(numbers, x);
     for (int i = 0; i < WIDTH; i += UNIT) put(numbers + i, exp(get<Unit>(numbers + i)));
-    return load(numbers);
+    return get<Lanes>(numbers);
 }
 #endif
 
@@ -151,13 +148,6 @@ inline Unit rotate(Unit y, Unit factors) {
 #endif
 }
 
-// Prefetches 128 bytes of weights, which one iteration of a tile reads.
-inline void fetch(const void *weights) {
-    const char *at = (const char *)weights + AHEAD;
-    __builtin_prefetch(at, 0, 3);
-    __builtin_prefetch(at + 64, 0, 3);
-}
-
 // Prefetches some numbers into the second cache. While a head's keys are read its values are prefetched, and while these
 // are read the keys of the next head, so that memory never waits for arithmetic.
 inline void fetch_later(const float *from, int numbers) {
@@ -173,87 +163,54 @@ template <class Kind> struct Plain {
     void take(const typename Kind::Number *from, int count, int given) { a = from, rows = count, inputs = given; }
 };
 
-#if LANTERN_HALVES
-// Sums of ROWS rows over 8 PARTS outputs of a panel, from that at `panel` on. 128 bytes hold the weights of STEP inputs,
-// which are added in TURNS.
-template <class Kind, int ROWS, int PARTS, class Input>
-inline void sum_up(const Input *a, int inputs, const char *panel, char *out) {
-    typename Kind::Sum sums[ROWS][PARTS] = {};
-    for (int k = 0; k < inputs; k += Kind::STEP, panel += 128) {
+// Writes the sums of ROWS rows of inputs over a panel, all of it at once or by halves, as they fit the registers. 128 bytes
+// hold the weights of STEP inputs, which are added in TURNS.
+template <class Kind, int ROWS, class Input>
+inline void tile(const Input *a, int inputs, const void *panel, void *out) {
+    constexpr int PARTS = LANTERN_HALVES && ROWS > 2 ? 2 : PANEL / UNIT, BYTES = PARTS * sizeof(Unit);
+    for (int first = 0; first < int(sizeof(float)) * PANEL; first += BYTES) {
+        const char *at = (const char *)panel + first;
+        typename Kind::Sum sums[ROWS][PARTS] = {}; // separate from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += Kind::STEP, at += sizeof(float) * PANEL) {
 #pragma GCC unroll 2
-        for (int i = 0; i < PARTS; i += 2) __builtin_prefetch(panel + AHEAD + sizeof(Unit) * i, 0, 3);
+            for (int byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(at + AHEAD + byte, 0, 3);
 #pragma GCC unroll 2
-        for (int turn = 0; turn < Kind::TURNS; turn++) {
-            typename Kind::Sum own[PARTS];
+            for (int turn = 0; turn < Kind::TURNS; turn++) {
+                decltype(Kind::weights(at, turn)) own[PARTS];
 #pragma GCC unroll 4
-            for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(panel + sizeof(Unit) * i, turn);
-#pragma GCC unroll 6
-            for (int m = 0; m < ROWS; m++) {
-                const auto x = Kind::input(a + size_t(m) * inputs + k, turn);
+                for (int i = 0; i < PARTS; i++) own[i] = Kind::weights(at + sizeof(Unit) * i, turn);
+#pragma GCC unroll 12
+                for (int m = 0; m < ROWS; m++) {
+                    const auto x = Kind::input(a + size_t(m) * inputs + k, turn);
 #pragma GCC unroll 4
-                for (int i = 0; i < PARTS; i++) sums[m][i] = Kind::add(sums[m][i], x, own[i]);
+                    for (int i = 0; i < PARTS; i++) sums[m][i] = Kind::add(sums[m][i], x, own[i]);
+                }
             }
         }
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) std::memcpy(out + 4 * PANEL * m + sizeof(Unit) * i, &sums[m][i], sizeof(Unit));
-}
-
-// `tile` of all kinds: the sums of two rows over a whole panel fit the registers, else they are made by halves.
-template <class Kind, int ROWS, class Input, class Sums>
-inline void tile_of_halves(const Input *a, int inputs, const void *panel, Sums *out) {
-    if constexpr (ROWS <= 2) {
-        sum_up<Kind, ROWS, 4>(a, inputs, (const char *)panel, (char *)out);
-    } else {
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel, (char *)out);
-        sum_up<Kind, ROWS, 2>(a, inputs, (const char *)panel + sizeof(Lanes), (char *)out + sizeof(Lanes));
+#pragma GCC unroll 12
+        for (int m = 0; m < ROWS; m++) std::memcpy((char *)out + sizeof(float) * PANEL * m + first, sums[m], BYTES);
     }
 }
-#endif
 
-// How `sum_up` adds products in fp32.
+// Sums of products in fp32, and numbers of inputs.
 struct Fp32Sums {
-#if LANTERN_HALVES
+    typedef float Number;
     typedef Unit Sum;
     static Unit input(const float *a, int turn) { return spread<Unit>(a[turn]); }
     static Unit add(Unit sum, Unit x, Unit weights) { return fma(x, weights, sum); }
-#endif
 };
 
 // Inputs and weights in fp32.
 struct Full : Fp32Sums {
-    typedef float Number;
     struct Units { // none
         explicit Units(int) {}
         static constexpr bool BUILT = false;
     };
     typedef float Weight;
     typedef Plain<Full> Inputs;
-    static void narrow(Number *at, Unit x) { put(at, x); }
-#if LANTERN_HALVES
     static constexpr int STEP = 1, TURNS = 1;
-    static Unit weights(const char *at, int) { return get<Unit>((const float *)at); }
-#endif
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-#if LANTERN_HALVES
-        tile_of_halves<Full, ROWS>(a, inputs, panel, out);
-#else
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k++, panel += PANEL) {
-            fetch(panel);
-            const Lanes left = load(panel), right = load(panel + WIDTH);
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                const Lanes x = all(a[size_t(m) * inputs + k]);
-                sums[m][0] = fma(x, left, sums[m][0]);
-                sums[m][1] = fma(x, right, sums[m][1]);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
-    }
+    static void narrow(float *at, Unit x) { put(at, x); }
+    static Unit weights(const char *at, int) { return get<Unit>(at); }
 };
 
 // Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
@@ -262,64 +219,26 @@ struct Half : Fp32Sums {
     typedef uint16_t Weight;
     typedef Tiles Units;
     typedef Plain<Half> Inputs;
+    static constexpr int STEP = 2;
 #if defined(__AVX512BF16__)
     typedef uint16_t Number;
+    static constexpr int TURNS = 1;
     static void narrow(Number *at, Lanes x) {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
     }
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            fetch(panel);
-            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
-            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                int32_t pair;
-                std::memcpy(&pair, a + size_t(m) * inputs + k, 4);
-                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-                sums[m][0] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][0], x, left);
-                sums[m][1] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][1], x, right);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-    }
+    static __m512bh weights(const char *at, int) { return (__m512bh)_mm512_loadu_si512(at); }
+    static __m512bh input(const Number *a, int) { return (__m512bh)_mm512_set1_epi32(get<int32_t>(a)); }
+    static Lanes add(Lanes sum, __m512bh x, __m512bh weights) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, x, weights); }
 #else
-    typedef float Number;
-    static void narrow(Number *at, Unit x) {
-        typedef decltype(x < x) Bits;
+    static constexpr int TURNS = 2;
+    typedef decltype(Unit{} < Unit{}) Bits;
+    static void narrow(float *at, Unit x) {
         const Bits bits = (Bits)x, even = bits + 0x7fff + (bits >> 16 & 1), none = Bits{} + 0x7fc00000;
         put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
-#if LANTERN_HALVES
-    static constexpr int STEP = 2, TURNS = 2;
     static Unit weights(const char *at, int odd) {
-        const __m256i pairs = _mm256_loadu_si256((const __m256i *)at);
-        return (Unit)(odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
-    }
-#endif
-    template <int ROWS> static void tile(const Number *a, int inputs, const Weight *panel, Lanes (*out)[2]) {
-#if LANTERN_HALVES
-        tile_of_halves<Half, ROWS>(a, inputs, panel, out);
-#else
-        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            Whole pairs[2];
-            std::memcpy(pairs, panel, sizeof(pairs));
-#pragma GCC unroll 2
-            for (int s = 0; s < 2; s++) {
-                const Lanes left = (Lanes)(s ? pairs[0] & int32_t(0xffff0000) : pairs[0] << 16);
-                const Lanes right = (Lanes)(s ? pairs[1] & int32_t(0xffff0000) : pairs[1] << 16);
-#pragma GCC unroll 12
-                for (int m = 0; m < ROWS; m++) {
-                    const Lanes x = all(a[size_t(m) * inputs + k + s]);
-                    sums[m][0] = fma(x, left, sums[m][0]);
-                    sums[m][1] = fma(x, right, sums[m][1]);
-                }
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
+        const Bits pairs = get<Bits>(at);
+        return (Unit)(odd ? pairs & int32_t(0xffff0000) : pairs << 16);
     }
 #endif
 };
@@ -377,7 +296,7 @@ struct Byte {
     typedef float Number;
     typedef Tiles Units;
     typedef Rounded Inputs;
-    static constexpr int HEAD = 8 * PANEL; // bytes of scales and sums
+    static constexpr int HEAD = 8 * PANEL, STEP = 4; // HEAD: bytes of scales and sums
     static void narrow(Number *at, Unit x) { put(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Rounded::padded(inputs); }
 
@@ -386,34 +305,32 @@ struct Byte {
         typedef decltype(Unit{} < Unit{}) Integers;
         const char *scales = (const char *)panel, *offsets = scales + 4 * PANEL;
         for (int c = 0; c < PANEL; c += UNIT) {
-            Integers own, offset;
-            std::memcpy(&own, (const char *)sums + 4 * c, sizeof(own));
-            std::memcpy(&offset, offsets + 4 * c, sizeof(offset));
-            put((float *)out + c, __builtin_convertvector(own - 128 * offset, Unit) * get<Unit>((const float *)scales + c) * scale);
+            const Integers own = get<Integers>((const char *)sums + 4 * c) - 128 * get<Integers>(offsets + 4 * c);
+            put((float *)out + c, __builtin_convertvector(own, Unit) * get<Unit>(scales + 4 * c) * scale);
         }
     }
 
 #if LANTERN_HALVES
-    static constexpr int STEP = 4, TURNS = 2;
     typedef __m256i Sum;
+    static constexpr int TURNS = 2;
     // Weights as 16 bits: those of inputs 0 and 2, or of 1 and 3.
     static __m256i weights(const char *at, int odd) {
         const __m256i fours = _mm256_loadu_si256((const __m256i *)at);
         return _mm256_srai_epi16(odd ? fours : _mm256_slli_epi16(fours, 8), 8);
     }
-    static __m256i input(const uint16_t *a, int odd) {
-        int32_t pair;
-        std::memcpy(&pair, a + 2 * odd, sizeof(pair));
-        return _mm256_set1_epi32(pair);
-    }
+    static __m256i input(const uint16_t *a, int odd) { return _mm256_set1_epi32(get<int32_t>(a + 2 * odd)); }
     static __m256i add(__m256i sum, __m256i x, __m256i weights) {
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, weights));
         asm("" : "+x"(sum)); // otherwise a compiler adds products first, and the sums do not fit the registers
         return sum;
     }
 #else
+    typedef Whole Sum;
+    static constexpr int TURNS = 1;
+    static Whole weights(const char *at, int) { return get<Whole>(at); }
+    static int32_t input(const uint8_t *a, int) { return get<int32_t>(a); }
     // Adds four products of unsigned by signed bytes in each lane.
-    static Whole dot(Whole sum, int32_t four, Whole weights) {
+    static Whole add(Whole sum, int32_t four, Whole weights) {
 #if defined(__AVX512VNNI__)
         return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)weights);
 #else
@@ -422,35 +339,6 @@ struct Byte {
 #endif
     }
 #endif
-
-    template <int ROWS> static void tile(const Rounded &a, int first, const int8_t *panel, Whole (*out)[2]) {
-        const Rounded::Number *from = &a.a[size_t(first) * a.inputs];
-#if LANTERN_HALVES
-        tile_of_halves<Byte, ROWS>(from, a.inputs, panel + HEAD, out);
-#else
-        // Each tile of a panel prefetches its share of as many bytes.
-        const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
-        const char *next = (const char *)panel + HEAD + AHEAD + size_t(first) / ROWS * (a.inputs / 4) * step;
-        Whole sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
-        const int8_t *weights = panel + HEAD;
-        for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
-            __builtin_prefetch(next, 0, 3);
-            __builtin_prefetch(next + step / 2, 0, 3);
-            next += step;
-            Whole left, right;
-            std::memcpy(&left, weights, sizeof(left));
-            std::memcpy(&right, weights + sizeof(left), sizeof(right));
-#pragma GCC unroll 12
-            for (int m = 0; m < ROWS; m++) {
-                int32_t four;
-                std::memcpy(&four, from + size_t(m) * a.inputs + k, 4);
-                sums[m][0] = dot(sums[m][0], four, left);
-                sums[m][1] = dot(sums[m][1], four, right);
-            }
-        }
-        std::memcpy(out, sums, sizeof(sums));
-#endif
-    }
 };
 
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
@@ -480,11 +368,11 @@ template <class Kind, class Finish> void multiply(const Plain<Kind> &a, const vo
     if constexpr (Kind::Units::BUILT)
         if (Kind::Units::granted() && a.inputs % Kind::Units::INPUTS == 0)
             return Kind::Units::multiply(a.a, a.rows, a.inputs, panel, [&](int m, const float *left, const float *right) {
-                finish(m, load(left), load(right));
+                finish(m, get<Lanes>(left), get<Lanes>(right));
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Lanes sums[count][2];
-        Kind::template tile<count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
+        tile<Kind, count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
         for (int i = 0; i < count; i++) finish(m + i, sums[i][0], sums[i][1]);
     });
 }
@@ -499,14 +387,12 @@ template <class Finish> void multiply(const Rounded &a, const void *weights, int
     if constexpr (Tiles::BUILT)
         if (Tiles::granted())
             return Tiles::multiply(a.a.data(), a.rows, a.inputs, panel + Byte::HEAD, [&](int m, const int32_t *left, const int32_t *right) {
-                Whole sums[2];
-                std::memcpy(&sums[0], left, sizeof(Whole));
-                std::memcpy(&sums[1], right, sizeof(Whole));
+                const Whole sums[] = {get<Whole>(left), get<Whole>(right)};
                 finish_row(m, sums);
             });
     in_tiles<TILE>(a.rows, [&](auto count, int m) {
         Whole sums[count][2];
-        Byte::tile<count>(a, m, panel, sums);
+        tile<Byte, count>(&a.a[size_t(m) * a.inputs], a.inputs, panel + Byte::HEAD, sums);
         for (int i = 0; i < count; i++) finish_row(m + i, sums[i]);
     });
 }
@@ -733,30 +619,24 @@ template <class Kind> struct Worker {
             const int chunk = task % chunks, head = task / chunks % model.heads, row = task / chunks / model.heads;
             const size_t first = (size_t(row) * model.heads + head) * pass.slots * head_dim;
             const float *keys = pass.cache + pass.plane * (2 * number) + first, *values = keys + pass.plane;
-            const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
-            const int length = seen[row].length;
-            for (int i = begin; i < end; i += NODES_AT_ONCE)
-                weigh(row, head, i, std::min(end - i, NODES_AT_ONCE), keys, &scores[size_t(i - begin) * length]);
-            for (int i = begin; i < end; i += NODES_AT_ONCE)
-                gather(row, head, i, std::min(end - i, NODES_AT_ONCE), values, &scores[size_t(i - begin) * length]);
+            const int begin = chunk * NODES_A_TASK, count = std::min(NODES_A_TASK, pass.nodes - begin);
+            const size_t length = seen[row].length;
+            in_tiles<NODES_AT_ONCE>(count, [&](auto nodes, int i) {
+                if (head_dim == 4 * WIDTH) weigh<4, nodes>(row, head, begin + i, keys, &scores[i * length]);
+                else weigh<0, nodes>(row, head, begin + i, keys, &scores[i * length]);
+            });
+            in_tiles<NODES_AT_ONCE>(count, [&](auto nodes, int i) {
+                int d = 0;
+                for (; d + 4 * WIDTH <= head_dim; d += 4 * WIDTH)
+                    gather<4, nodes>(row, head, begin + i, values, &scores[i * length], d);
+                for (; d < head_dim; d += WIDTH) gather<1, nodes>(row, head, begin + i, values, &scores[i * length], d);
+            });
         });
     }
 
-    // Attention weights of some nodes, not yet divided by their sum.
-    void weigh(int row, int head, int node, int nodes, const float *keys, float *out) {
-        switch (head_dim == 4 * WIDTH ? nodes : -nodes) {
-#define CASE(N)                                                                                                        \
-    case N:                                                                                                            \
-        return weigh_some<4, N>(row, head, node, keys, out);                                                           \
-    case -N:                                                                                                           \
-        return weigh_some<0, N>(row, head, node, keys, out);
-            CASE(1) CASE(2) CASE(3) CASE(4)
-#undef CASE
-        }
-    }
-
-    // PARTS: vectors of a head if known at compile time, else 0. Each key is read once for all nodes.
-    template <int PARTS, int NODES> void weigh_some(int row, int head, int node, const float *keys, float *out) {
+    // Attention weights of some nodes, not yet divided by their sum. PARTS: vectors of a head if known at compile time,
+    // else 0. Each key is read once for all nodes.
+    template <int PARTS, int NODES> void weigh(int row, int head, int node, const float *keys, float *out) {
         const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
@@ -764,9 +644,9 @@ template <class Kind> struct Worker {
         Unit most[NODES];
         for (int n = 0; n < NODES; n++) {
             most[n] = spread<Unit>(-INFINITY);
-            for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
+            for (int part = 0; part < PARTS; part++) own[n][part] = get<Lanes>(query + size_t(n) * model.dim + part * WIDTH);
         }
-        const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
+        const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : get<Lanes>(query + size_t(n) * model.dim + d); };
 #if LANTERN_HALVES
         for (int j = 0; j < of.length; j += WIDTH)
             for (int n = 0; n < NODES; n++) {
@@ -790,7 +670,7 @@ template <class Kind> struct Worker {
                     fetch_later(key + pass.plane, head_dim);
 #pragma GCC unroll 4
                     for (int d = 0; d < head_dim; d += WIDTH) {
-                        const Lanes part = load(key + d);
+                        const Lanes part = get<Lanes>(key + d);
 #pragma GCC unroll 4
                         for (int n = 0; n < NODES; n++)
                             sums[n][i] = d ? fma(query_part(n, d), part, sums[n][i]) : query_part(n, 0) * part;
@@ -801,8 +681,8 @@ template <class Kind> struct Worker {
             }
 #pragma GCC unroll 4
             for (int n = 0; n < NODES; n++) {
-                const Lanes score = fold_fours(fours[n]) + load(&of.added[size_t(node + n) * of.length + j]);
-                store(out + size_t(n) * of.length + j, score);
+                const Lanes score = fold_fours(fours[n]) + get<Lanes>(&of.added[size_t(node + n) * of.length + j]);
+                put(out + size_t(n) * of.length + j, score);
                 most[n] = score > most[n] ? score : most[n];
             }
         }
@@ -814,30 +694,9 @@ template <class Kind> struct Worker {
         }
     }
 
-    // Weighted means of values of some nodes, 64 numbers of a head at a time.
-    void gather(int row, int head, int node, int nodes, const float *values, const float *weights) {
-        for (int d = 0; d < head_dim;) {
-            const int left = (head_dim - d) / WIDTH;
-            if (left >= 4) {
-                gather_some<4>(row, head, node, nodes, values, weights, d), d += 4 * WIDTH;
-            } else {
-                gather_some<1>(row, head, node, nodes, values, weights, d), d += WIDTH;
-            }
-        }
-    }
-
-    template <int PARTS>
-    void gather_some(int row, int head, int node, int nodes, const float *values, const float *weights, int d) {
-        switch (nodes) {
-        case 1: return means<PARTS, 1>(row, head, node, values, weights, d);
-        case 2: return means<PARTS, 2>(row, head, node, values, weights, d);
-        case 3: return means<PARTS, 3>(row, head, node, values, weights, d);
-        default: return means<PARTS, 4>(row, head, node, values, weights, d);
-        }
-    }
-
+    // Weighted means of values of some nodes, PARTS vectors of a head at a time.
     template <int PARTS, int NODES>
-    void means(int row, int head, int node, const float *values, const float *weights, int d) {
+    void gather(int row, int head, int node, const float *values, const float *weights, int d) {
         const Seen &of = seen[row];
         Lanes sums[NODES][PARTS] = {};
         Unit totals[NODES] = {};
@@ -855,10 +714,10 @@ template <class Kind> struct Worker {
             fetch_later(value + next, PARTS * WIDTH);
 #pragma GCC unroll 4
             for (int i = 0; i < NODES; i++) {
-                const Lanes weight = all(weights[size_t(i) * of.length + j]);
+                const Lanes weight = spread<Lanes>(weights[size_t(i) * of.length + j]);
                 totals[i] += weight;
 #pragma GCC unroll 4
-                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, load(value + c * WIDTH), sums[i][c]);
+                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, get<Lanes>(value + c * WIDTH), sums[i][c]);
             }
         }
 #endif
@@ -875,8 +734,8 @@ template <class Kind> struct Worker {
         share(model.dim / PANEL, [&](int p) {
             multiply(operand, weights, p, [&](int m, Lanes left, Lanes right) {
                 float *at = x + size_t(m) * model.dim + p * PANEL;
-                store(at, load(at) + left);
-                store(at + WIDTH, load(at + WIDTH) + right);
+                put(at, get<Lanes>(at) + left);
+                put(at + WIDTH, get<Lanes>(at + WIDTH) + right);
             });
         });
     }
@@ -896,8 +755,8 @@ template <class Kind> struct Worker {
         share(model.vocab / PANEL, [&](int p) {
             multiply(operand, model.head, p, [&](int m, Lanes left, Lanes right) {
                 float *at = pass.logits + size_t(m) * model.vocab + p * PANEL;
-                store(at, left);
-                store(at + WIDTH, right);
+                put(at, left);
+                put(at + WIDTH, right);
             });
         });
     }
@@ -977,8 +836,8 @@ template <class Kind> void run(const LinearArgs &linear) {
                 const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
                 multiply(own, linear.panels, p, [&](int m, Lanes left, Lanes right) {
                     float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
-                    store(at, bias ? left + load(bias) : left);
-                    store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+                    put(at, bias ? left + get<Lanes>(bias) : left);
+                    put(at + WIDTH, bias ? right + get<Lanes>(bias + WIDTH) : right);
                 });
             }
         }

@@ -26,7 +26,7 @@ template <class Part> double sum_of(int vocab, Part part) {
 inline bool normalize(float *row, int vocab) {
     const double total = sum_of(vocab, [&](int v) { return widened(row + v); });
     if (!(total > 0)) return false;
-    for (int v = 0; v < vocab; v += PAIR) put_any(row + v, __builtin_convertvector(widened(row + v) / total, Singles));
+    for (int v = 0; v < vocab; v += PAIR) put(row + v, __builtin_convertvector(widened(row + v) / total, Singles));
     return true;
 }
 
@@ -35,7 +35,7 @@ inline void softmax(float *scores, int vocab) {
     const double most = scores[Distribution{vocab}.largest(scores)];
     for (int v = 0; v < vocab; v += PAIR) {
         const Doubles x = widened(scores + v) - most;
-        put_any(scores + v, __builtin_convertvector(x < both(-60.0) ? Doubles{} : exp(x), Singles));
+        put(scores + v, __builtin_convertvector(x < spread<Doubles>(-60.0) ? Doubles{} : exp(x), Singles));
     }
     normalize(scores, vocab);
 }
@@ -84,7 +84,7 @@ struct Rejection {
     int64_t draw(const Stream &noise, int64_t where) {
         for (int v = 0; v < vocab; v += PAIR) {
             const Doubles p = widened(&left[v]), score = log(not_less(p, double(1.17549435e-38f)));
-            put_any(&after[v], __builtin_convertvector(p > both(0.0) ? score : both(-INFINITY), Singles));
+            put(&after[v], __builtin_convertvector(p > spread<Doubles>(0.0) ? score : spread<Doubles>(-INFINITY), Singles));
         }
         add_gumbel(noise, where, vocab, after.data());
         return Distribution{vocab}.largest(after.data());
@@ -130,7 +130,7 @@ struct Rejection {
     float apart() const {
         return float(sum_of(vocab, [&](int v) {
                          const Doubles gap = widened(&after[v]) - widened(&exact[v]);
-                         return gap < both(0.0) ? -gap : gap;
+                         return gap < spread<Doubles>(0.0) ? -gap : gap;
                      }) / 2);
     }
 };

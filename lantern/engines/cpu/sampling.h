@@ -103,9 +103,7 @@ struct Distribution {
     // Returns the float at a place in their order: NaN below -inf and above inf.
     static float float_of(uint32_t place) {
         const uint32_t bits = place >> 31 ? place ^ 0x80000000u : ~place;
-        float x;
-        std::memcpy(&x, &bits, 4);
-        return x;
+        return get<float>(&bits);
     }
 
     // Writes the indices of the largest numbers in descending order, the lowest index among equals; overwrites numbers.

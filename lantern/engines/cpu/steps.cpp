@@ -7,9 +7,6 @@
 
 extern "C" {
 
-// ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 11; }
-
 struct StepArgs {
     // With `is_staged`, keys and values are written to the stage first; else, of chains, to the slots of their tokens.
     int32_t images, nodes, tokens, prefix, conditioning, is_staged, is_half;

@@ -1,7 +1,6 @@
 """Targets and drafters whose layers run in C++ (`pass.cpp`), and the C++ library seen from torch.
 
-In this order: structures of arguments, packed weights in the order in which `pass.cpp` reads them, functions of
-tensors, targets, drafters.
+In this order: packed weights in the order in which `pass.cpp` reads them, functions of tensors, targets, drafters.
 """
 
 import contextlib
@@ -30,6 +29,7 @@ from lantern.core.weights import (
 )
 from lantern.decoding.statistics import write_tokens
 from lantern.engines.cpu.build import library
+from lantern.engines.cpu.structures import array, cpp
 from lantern.models.llamagen.transformer import RMSNorm, Transformer
 
 PANEL, LANES = 32, 16
@@ -38,72 +38,16 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in 
 HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded to a multiple of GROUP
 
 
-class LayerArgs(ctypes.Structure):
-    """`Layer` of pass.cpp."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2")]
-
-
-class ModelArgs(ctypes.Structure):
-    """`Model` of pass.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "kind")),
-        ("eps", ctypes.c_float),
-        ("layer", ctypes.POINTER(LayerArgs)),
-        *((name, ctypes.c_void_p) for name in ("norm", "head", "rope")),
-    ]
-
-
-class PassArgs(ctypes.Structure):
-    """`PassArgs` of pass.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
-        *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
-        ("cache", ctypes.c_void_p),
-        ("plane", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits")),
-    ]
-
-    @classmethod
-    def of(
-        cls, taken: Sequence[Tensor], cache: Tensor, made: Sequence[Tensor | None], tapped: Any = None
-    ) -> "PassArgs":
-        """Return the arguments of a pass, whose tensors, and the numbers of `tapped` layers, must outlive them.
-
-        `taken` are inputs, positions, places and mask, `cache` the keys and values of all layers, and `made` the fields
-        from `fused` on.
-        """
-        inputs, _, _, mask = taken
-        taps, address = (0, None) if tapped is None else (len(tapped), ctypes.addressof(tapped))
-        return cls(
-            *(*inputs.shape[:2], cache.shape[-2], torch.get_num_threads(), taps),
-            *(tensor.data_ptr() for tensor in taken),
-            *(mask.stride(0), mask.stride(1), cache.data_ptr(), cache.stride(0)),
-            *(address, *(None if tensor is None else tensor.data_ptr() for tensor in made)),
-        )
-
-
-class LinearArgs(ctypes.Structure):
-    """`LinearArgs` of pass.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "inputs", "outputs", "threads", "kind")),
-        *((name, ctypes.c_void_p) for name in ("a", "panels", "bias", "out")),
-    ]
-
-
-class SampleArgs(ctypes.Structure):
-    """`SampleArgs` of sampling.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("images", "rows", "nodes", "vocab", "tokens")),
-        *((name, ctypes.c_int32) for name in ("top_k", "interval", "width", "threads")),
-        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
-        *((name, ctypes.c_void_p) for name in ("logits", "places", "noise", "sampled")),
-    ]
+def pass_args(inputs: Tensor, positions: Tensor, places: Tensor, mask: Tensor, cache: Tensor, **made: Any) -> Any:
+    """Return the arguments of a pass; `cache` are the keys and values of all layers, `made` what it writes."""
+    inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), places.contiguous()
+    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+    return cpp.PassArgs(
+        **{"rows": inputs.shape[0], "nodes": inputs.shape[1], "slots": cache.shape[-2]},
+        threads=torch.get_num_threads(),
+        **{"inputs": inputs, "positions": positions, "places": places, "mask": mask},
+        **{"mask_row": mask.stride(0), "mask_node": mask.stride(1), "cache": cache, "plane": cache.stride(0), **made},
+    )
 
 
 class Arena:
@@ -168,7 +112,7 @@ def size_of(panels: Tensor, inputs: int) -> int:
 
 
 class PackedLayer(NamedTuple):
-    """The packed weights of a decoder layer, in the order of `LayerArgs`; norms that it lacks are None."""
+    """The packed weights of a decoder layer, fields of `Layer` in pass.cpp; norms that it lacks are None."""
 
     attention_norm: Tensor | None
     ffn_norm: Tensor
@@ -197,9 +141,17 @@ class PackedLayer(NamedTuple):
         return (self.wqkv, self.wo, self.w13, self.w2)
 
     @property
-    def addresses(self) -> LayerArgs:
-        """The addresses of the weights."""
-        return LayerArgs(*(None if tensor is None else tensor.data_ptr() for tensor in self))
+    def args(self) -> Any:
+        """The layer as C++ reads it."""
+        return cpp.Layer(**self._asdict())
+
+
+def model_args(layers: Sequence[PackedLayer], dim: int, heads: int, eps: float, rope: Tensor, **more: Any) -> Any:
+    """Return a model of packed layers, with the norm and the head in `more`, or without; ValueError as of `kind_of`."""
+    linears = [panels for layer in layers for panels in (*layer.linears, more.get("head", layer.w2))]
+    sizes = {"dim": dim, "heads": heads, "layers": len(layers), "hidden": len(layers[0].w13) * PANEL // 2}
+    own = array([layer.args for layer in layers])
+    return cpp.Model(**sizes, kind=kind_of(*linears), eps=eps, layer=own, rope=rope, **more)
 
 
 def check_weights(module: nn.Module) -> None:
@@ -228,9 +180,9 @@ def linear(
         "inputs are not as wide as the weight"
     )
     out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
-    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), kind_of(panels))
-    places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())
-    library().lantern_linear(ctypes.byref(LinearArgs(*sizes, *places)))
+    sizes = {"rows": a[..., 0].numel(), "inputs": a.shape[-1], "outputs": outputs, "kind": kind_of(panels)}
+    args = cpp.LinearArgs(**sizes, threads=torch.get_num_threads(), a=a, panels=panels, bias=bias, out=out)
+    library().lantern_linear(ctypes.byref(args))
     return out
 
 
@@ -239,8 +191,8 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
     if sampling.top_p < 1:
         return None
     last = 1 << 30  # interval and top-k are 32-bit integers in C++
-    counts = (min(sampling.top_k, last), min(sampling.guidance_interval, last))
-    scales = (float(sampling.guidance), float(sampling.temperature))
+    how: dict[str, Any] = {"top_k": min(sampling.top_k, last), "interval": min(sampling.guidance_interval, last)}
+    how |= {"guidance": sampling.guidance, "temperature": sampling.temperature}
 
     def best(
         logits: Float[Tensor, "b r n v"],
@@ -260,9 +212,9 @@ def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
             tokens = table.shape[1]
             places = places.clamp(0, tokens - 1)
         sampled = places.new_empty(images, nodes, width)
-        sizes = (images, rows, nodes, vocab, tokens, *counts, width, torch.get_num_threads())
-        addresses = (None if one is None else one.data_ptr() for one in (logits, places, table, sampled))
-        library().lantern_sample(ctypes.byref(SampleArgs(*sizes, *scales, *addresses)))
+        sizes = {"images": images, "rows": rows, "nodes": nodes, "vocab": vocab, "tokens": tokens, "width": width}
+        given = {"threads": torch.get_num_threads(), "logits": logits, "places": places, "noise": table}
+        library().lantern_sample(ctypes.byref(cpp.SampleArgs(**sizes, **how, **given, sampled=sampled)))
         if grid is not None and total is not None:
             write_tokens(grid, total, logits, places, sampled[..., 0])
         return sampled
@@ -289,18 +241,12 @@ class PackedPass:
         self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
         arena = Arena.for_module(target)
-        # the tensors whose addresses pass.cpp holds
-        self._layers = [PackedLayer.of(block, arena) for block in target.layers]
-        self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
-        self._rope = target.rotary.table.clone()
-        layers = (LayerArgs * config.n_layer)(*(layer.addresses for layer in self._layers))
-        hidden = target.layers[0].feed_forward.w2.weight.shape[1]
-        kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))
-        shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
-        places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
-        self.model = ModelArgs(*shape, config.norm_eps, layers, *places)
+        layers = [PackedLayer.of(block, arena) for block in target.layers]
+        norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
+        shape, rope = (config.dim, config.n_head, config.norm_eps), target.rotary.table.clone()
+        self.model = model_args(layers, *shape, rope, vocab=config.vocab_size, norm=norm, head=self._head)
         # without a head: what is only read needs no logits
-        self.reader = ModelArgs(*shape, config.norm_eps, layers, self._norm.data_ptr(), None, self._rope.data_ptr())
+        self.reader = cpp.Model(**self.model.kept | {"head": None})
 
     def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
@@ -324,7 +270,7 @@ class PackedPass:
 
     def run(
         self,
-        model: ModelArgs,
+        model: Any,
         inputs: Float[Tensor, "b n c"],
         positions: Int[Tensor, "b n"],
         mask: Float[Tensor, "b n s"],
@@ -335,12 +281,10 @@ class PackedPass:
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n tc"] | None]:
         """Run a pass, and write its logits if they are given; return its features and the inputs of tapped layers."""
         rows, nodes = inputs.shape[:2]
-        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
-        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         features = torch.empty(rows, nodes, self.dim, dtype=torch.float32)
         fused = torch.empty(rows, nodes, len(taps) * self.dim, dtype=torch.float32) if taps else None
-        tapped = (ctypes.c_int32 * len(taps))(*taps)
-        run = PassArgs.of((inputs, positions, places, mask), memory, (fused, features, logits), tapped)
+        made = {"features": features, "logits": logits, "fused": fused, "tapped": torch.tensor(taps, dtype=torch.int32)}
+        run = pass_args(inputs, positions, slots, mask, memory, taps=len(taps), **made)
         self.call(ctypes.byref(model), ctypes.byref(run))
         return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
 
@@ -487,15 +431,11 @@ class PackedDrafterLayer(DraftLayer):
         number, eps = self._original[0].number, self._original[0].ffn_norm.eps
         own = cache.buffer[2 * number : 2 * number + 2]
         assert own.is_contiguous()
-        inputs, factors, places = x.float().contiguous(), factors.contiguous(), slots[0].expand(rows, -1).contiguous()
-        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         # each node has three rotary factors: of query, key and value
         positions = torch.arange(0, 3 * rows * nodes, 3)
         out = torch.empty(rows, nodes, dim, dtype=torch.float32)
-        only = (LayerArgs * 1)(weights.addresses)
-        shape = (dim, own.shape[2], 1, len(weights.w13) * PANEL // 2, 0, kind_of(*weights.linears))
-        model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
-        run = PassArgs.of((inputs, positions, places, mask), own, (None, out, None))
+        model = model_args([weights], dim, own.shape[2], eps, factors.contiguous())
+        run = pass_args(x, positions, slots[0].expand(rows, -1), mask, own, features=out)
         library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
         return out.to(x.dtype)
 

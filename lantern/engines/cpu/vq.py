@@ -8,7 +8,7 @@ fp32, with AMX in bf16 with 16 bits of each number; pixels differ from those of 
 import copy
 import ctypes
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import BFloat16, Float
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lantern.core.weights import WeightCache, left_out
 from lantern.engines.cpu.build import has_amx, library
+from lantern.engines.cpu.structures import cpp
 from lantern.engines.cpu.target import LANES, PANEL
 from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Level, PixelDecoder, ResnetBlock, Upsample
 
@@ -30,17 +31,6 @@ POINTS = (
 
 
 PAIRED = 32  # inputs of an AMX instruction
-
-
-class ConvolutionArgs(ctypes.Structure):
-    """`ConvolutionArgs` of convolution.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("images", "inputs", "outputs", "height", "width")),
-        *((name, ctypes.c_int32) for name in ("is_doubled", "groups", "threads")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in ("x", "gamma", "beta", "weights", "bias", "residual", "out")),
-    ]
 
 
 def split(weight: Float[Tensor, "o i 3 3"]) -> BFloat16[Tensor, "o16 i32 9 2 16 16 2"]:
@@ -74,8 +64,10 @@ class Convolution:
         self.weights = split(weight) if self.is_split else transformed(weight)
         bias = of.weight.new_zeros(of.out_channels) if of.bias is None else of.bias.detach()
         self.bias = nn.functional.pad(bias.float(), (0, spare))
-        self.norm = None if norm is None else (norm.num_groups, norm.eps)
-        self.affine = () if norm is None else tuple(part.detach().float() for part in (norm.weight, norm.bias))
+        self.norm = dict[str, Any]()
+        if norm is not None:
+            affine = {"gamma": norm.weight.detach().float(), "beta": norm.bias.detach().float()}
+            self.norm = {"groups": norm.num_groups, "eps": norm.eps, **affine}
         self.inputs, self.outputs, self.is_doubled = of.in_channels, of.out_channels + spare, is_doubled
 
     def __call__(
@@ -86,17 +78,11 @@ class Convolution:
         size = (height << self.is_doubled, width << self.is_doubled)
         out = x.new_empty(images, *size, self.outputs) if out is None else out
         assert inputs == self.inputs and x.is_contiguous() and out.is_contiguous(), "not packed as expected"
-        groups, eps = self.norm or (0, 0.0)
-        places = (x, *(self.affine or (None, None)), self.weights, self.bias, residual, out)
         run = library().lantern_split_convolution if self.is_split else library().lantern_convolution
-        run(
-            ctypes.byref(
-                ConvolutionArgs(
-                    *(images, inputs, self.outputs, *size, self.is_doubled, groups, torch.get_num_threads(), eps),
-                    *(None if tensor is None else tensor.data_ptr() for tensor in places),
-                )
-            )
-        )
+        given = {"images": images, "inputs": inputs, "outputs": self.outputs, "is_doubled": self.is_doubled}
+        given |= {"height": size[0], "width": size[1], "threads": torch.get_num_threads(), **self.norm}
+        given |= {"x": x, "weights": self.weights, "bias": self.bias, "residual": residual, "out": out}
+        run(ctypes.byref(cpp.ConvolutionArgs(**given)))
         return out
 
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.core.io import atomic_write, check_finite, check_state, load_tensors, read_header, read_pickled
+from lantern.core.io import check_finite, check_state, load_tensors, read_header, read_pickled, save_tensors
 from lantern.core.types import Raster
 from lantern.models.llamagen.vqvae import PixelDecoder, VQConfig
 from lantern.models.transformers.components import (
@@ -112,10 +112,8 @@ def decoder_of(state: Mapping[str, Tensor], config: Any, *, source: Path) -> VQD
 
 def save_decoder(decoder: VQDecoder, folder: Path) -> None:
     """Write a decoder to a model's folder, where `read_decoder` finds it."""
-    from safetensors.torch import save_file
-
-    with atomic_write(folder / DECODER_NAME) as temporary:
-        save_file({PREFIX + name: tensor for name, tensor in decoder.state_dict().items()}, temporary)
+    state = {PREFIX + name: tensor for name, tensor in decoder.state_dict().items()}
+    save_tensors(state, folder / DECODER_NAME)
 
 
 def checkpoint_state(path: Path) -> dict[str, Tensor]:

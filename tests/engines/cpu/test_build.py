@@ -1,6 +1,5 @@
 """Building, checking and loading the C++ library, and the memory of packed weights."""
 
-import json
 import os
 import re
 import shutil
@@ -68,7 +67,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_library_needs_no_compiler(library: Path, fresh: Path) -> None:
-    assert building.missing() is None and building.library().lantern_abi() == building.ABI
+    assert building.missing() is None and building.library().lantern_pass
     assert fresh.exists() == (library.parent == fresh)
 
 
@@ -76,15 +75,9 @@ def spoil_bytes(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
-def spoil_abi(path: Path) -> None:
-    record = json.loads(building.record_of(path).read_text(encoding="utf-8"))
-    building.record_of(path).write_text(json.dumps(record | {"abi": building.ABI - 1}), encoding="utf-8")
-
-
 FAULTS: dict[str, Callable[[Path], object]] = {
     "checksum is wrong": spoil_bytes,
     "record is damaged": lambda path: building.record_of(path).write_text("{", encoding="utf-8"),
-    "ABI number is not": spoil_abi,
     "cannot be read": lambda path: building.record_of(path).unlink(),
     "writable by others": lambda path: path.chmod(0o666),
     "is a link": lambda path: path.symlink_to(path.rename(path.with_suffix(".other"))),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import build as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
+from lantern.engines.cpu.structures import cpp
 from lantern.engines.cpu.target import Arena, linear
 from tests.core.test_weights import in_eight_bits
 
@@ -115,3 +116,8 @@ def test_tile_configuration_of_torch_is_restored() -> None:
     for count in (1, 7, 16, 33):
         linear(rows(count, 192), packed, None, 96)
         assert torch.equal(x @ weight.T, before)
+
+
+def test_arguments_have_the_fields_that_cpp_declares() -> None:
+    with pytest.raises(KeyError, match="weight"):
+        cpp.LinearArgs(rows=1, weight=None)

@@ -9,7 +9,7 @@ import torch
 
 from lantern.core.weights import is_out_of_memory
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.target import LinearArgs
+from lantern.engines.cpu.structures import cpp
 from lantern.engines.pass_times import WARM_PASSES
 
 # Plays calls through a policy: returns the threads of each, if one thread takes `alone` and two take `together`.
@@ -86,7 +86,9 @@ def test_no_thread_passes_a_barrier_before_all_have_arrived(compiled: Callable[[
 
 def test_out_of_memory_in_a_call_raises_memory_error() -> None:
     outputs = torch.empty(1)
-    sizes = (1 << 30, 1 << 20, 32, 1, 0)  # 4 PiB of inputs, allocated before they are read
+    huge = {"rows": 1 << 30, "inputs": 1 << 20, "outputs": 32}  # 4 PiB of inputs, allocated before they are read
     with pytest.raises(MemoryError, match="the C\\+\\+ engine ran out of memory") as caught:
-        building.library().lantern_linear(ctypes.byref(LinearArgs(*sizes, *[outputs.data_ptr()] * 4)))
+        building.library().lantern_linear(
+            ctypes.byref(cpp.LinearArgs(**huge, threads=1, a=outputs, panels=outputs, bias=outputs, out=outputs))
+        )
     assert is_out_of_memory(caught.value)
