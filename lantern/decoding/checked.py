@@ -97,8 +97,8 @@ class CheckedState(State):
         if found.cost is not None:
             spent = found.cost.total_variation
             is_tested = torch.arange(spent.shape[1], device=spent.device) <= found.length[:, None]
-            if bool((is_tested & ~((spent >= -1e-4) & (spent <= 1 + 1e-4))).any()):
-                raise ValueError(f"{name} returned a total variation outside 0 to 1")
+            if bool((is_tested & ~((spent >= -1e-4) & (spent < torch.inf))).any()):
+                raise ValueError(f"{name} returned a total variation that is negative or not finite")
         return found
 
 

@@ -205,7 +205,7 @@ class State:
             reached=sums.reached,
             relaxed=sums.relaxed.float(),
             total_variation=sums.variation.float(),
-            total_variation_max=sums.largest,
+            total_variation_max=sums.largest.clamp(max=1.0),
             is_finite=self.held.total.isfinite(),
             latent_distance=sums.distance.float() if sums.has_distance else None,
             excess=sums.excess.float() if sums.is_bounded else None,

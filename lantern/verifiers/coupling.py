@@ -88,7 +88,7 @@ class CouplingVerifier:
             spent, moved = cost_of(trial, ruling, refused)
             is_relaxed = ~(threshold < trial.own_p.view(tokens.shape))
             distance = None if moved is None else pad(moved.view(tokens.shape), (0, 1))
-            cost = Cost(is_relaxed.float(), pad(spent.view(tokens.shape).clamp(max=1.0), (0, 1)), distance)
+            cost = Cost(is_relaxed.float(), pad(spent.view(tokens.shape), (0, 1)), distance)
         # by rounding; then the sample is of p, as where it does not depend on the draft
         is_empty = ~(above.sum(-1) > 0)
         sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])

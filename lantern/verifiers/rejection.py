@@ -87,10 +87,9 @@ class RejectionVerifier:
 
     `relaxation` (LANTERN, LANTERN++, GSD, tolerance) defines its own acceptance probability and its own distribution
     after a rejection. The distribution of its output has a closed form for one draft at most, so the reported total
-    variation is a bound: per test, the probability that this test and an exact test from the same state differ, in
-    accepting x or in what they leave (`cost_of`). The expectation over drafts of the sum over the tests of a token is
-    at least the total variation between the output distribution and p. Single sums vary around it; each is capped at 1.
-    ValueError for a relaxation of distributions.
+    variation is a bound: the sum over the tests of a token of what each costs (`cost_of`). Its expectation over drafts
+    and tests is at least the total variation between the output distribution and p; single sums vary around it, and
+    some are above 1. ValueError for a relaxation of distributions.
     """
 
     relaxation: Acceptance | None = None
@@ -150,7 +149,7 @@ class RejectionVerifier:
         spent = spent.scatter_add(1, length[:, None], closing[:, None])
         known = [test.distance for test in tests if test.distance is not None]
         distance = pad(torch.stack(known, 1), (0, missing + 1)) if len(known) == len(tests) else None
-        cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)
+        cost = Cost(relaxed, spent, distance, self.relaxation.bound)
         return Verdict(path, length, next_token, cost=cost)
 
     @staticmethod
@@ -223,18 +222,24 @@ def children_by_rank(shape: TreeShape, images: int) -> Int[Tensor, "b n w"]:
 def cost_of(
     trial: UnderTest, ruling: Ruling, left: Float[Tensor, "b v"], is_one: bool = False
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"] | None]:
-    """Return the cost of one test: the probability that it differs from an exact test of x from the same state.
+    """Return the cost of one test: how far the token is from p if all later tests are exact.
 
-    `left` is what the test leaves after a rejection, normalised. The tests differ by |a - a'| in accepting and, where
-    both reject, by the total variation between what they leave. The second number is mass times distance, for accepted
-    mass only: the mass gained by x times the rule's reach (None without codebook vectors).
+    `left` is what the test leaves after a rejection, normalised. A point draft x gives the token x with probability a',
+    else one of `left`: the cost is the total variation between that and p. Of a sampled x it is the probability that
+    this test and an exact one differ: by |a - a'| in accepting and, where both reject, by the total variation between
+    what they leave. The second number is mass times distance, for accepted mass only: the mass gained by x times the
+    rule's reach (None without codebook vectors).
     """
-    exact_left = normalised((trial.p - trial.q).clamp_(min=0.0), trial.p, is_one)
     own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)
     chance, exact_chance = (ruling.mass / own_q).clamp(max=1.0), (trial.own_p / own_q).clamp(max=1.0)
-    apart = (left - exact_left).abs_().sum(1) / 2
     gain = chance - exact_chance
-    spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
+    if trial.is_point:
+        law = (left * (1.0 - chance)[:, None]).scatter_add_(1, trial.tokens[:, None], chance[:, None])
+        spent = (law - trial.p).abs_().sum(1) / 2
+    else:
+        exact_left = normalised((trial.p - trial.q).clamp_(min=0.0), trial.p, is_one)
+        apart = (left - exact_left).abs_().sum(1) / 2
+        spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
     return spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach
 
 

@@ -144,9 +144,10 @@ class GreedyVerifier:
     """LANTERN at temperature 0 (arXiv:2410.03355): a child is kept if its raised probability is the largest.
 
     All nodes are tested at once and the deepest path is kept. Mass is measured on the distribution at temperature 1
-    without filters. The reported total variation is the mass claimed from neighbours under it. Neighbours keep their
-    own mass, which cannot change which token is the largest. Several siblings may match; the test is deterministic, so
-    the one that leads deepest is taken. ValueError for a relaxation without a greedy form.
+    without filters. The total variation is 1 where a token is not the most likely one, else 0; the latent distance is
+    that of the claimed mass. Neighbours keep their own mass, which cannot change which token is the largest. Several
+    siblings may match; the test is deterministic, so the one that leads deepest is taken. ValueError for a relaxation
+    without a greedy form.
     """
 
     relaxation: Neighbourhood
@@ -168,11 +169,11 @@ class GreedyVerifier:
         else:
             tests.read(torch.arange(tree.shape.num_nodes, device=tree.tokens.device).expand(tree.tokens.shape))
         path = deepest_path(tests.matches, tree.shape)
-        is_relaxed = ~tests.is_best.gather(1, path.nodes)
-        spent = torch.where(is_relaxed, tests.mass.gather(1, path.nodes), 0.0)
-        distance = None if tests.reach is None else pad(spent * tests.reach.gather(1, path.nodes), (0, 1))
+        is_relaxed = ~tests.is_best.gather(1, path.nodes) & (path.nodes > 0)
+        claimed = torch.where(is_relaxed, tests.mass.gather(1, path.nodes), 0.0)
+        distance = None if tests.reach is None else pad(claimed * tests.reach.gather(1, path.nodes), (0, 1))
         next_token = tests.best.gather(1, path.last[:, None])[:, 0]
-        cost = Cost(is_relaxed.float(), pad(spent, (0, 1)), distance)
+        cost = Cost(is_relaxed.float(), pad(is_relaxed.float(), (0, 1)), distance)
         return Verdict(path.nodes, path.length, next_token, cost=cost)
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.drafters.trees import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -63,10 +63,10 @@ def random_case(seed: int, tokens: int = 10, sharpness: float = 2.0) -> Case:
     return Case(logits.softmax(0), drafted.softmax(0), codebook, proximity_table(codebook, tokens - 1))
 
 
-def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
+def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int, is_point: bool = False) -> Emitted:
     """Enumerate the rejection verifier at one node with `drafts` siblings, sampled without replacement from q.
 
-    Rules for point drafts get the most probable tokens of q instead.
+    With `is_point`, and for rules for point drafts, they are the most probable tokens of q.
     """
     if isinstance(rule, Relaxation):
         depths = torch.zeros(1, dtype=torch.long)
@@ -74,7 +74,7 @@ def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
         return Emitted(found.log_r[0].exp(), float(found.total_variation))
     p, q, weight = case.p[None], case.q[None], torch.ones_like(case.p[:1])
     distribution, reported = torch.zeros_like(case.p), 0.0
-    is_point = rule.modes == frozenset({"point"})
+    is_point = is_point or rule.modes == frozenset({"point"})
     best = case.q.argsort(descending=True)
     for rank in range(drafts):
         tokens = best[rank : rank + 1] if is_point else torch.arange(len(case.p))
@@ -137,6 +137,28 @@ def test_reported_variation_is_at_least_the_realised_one(name: str, drafts: int)
         assert found.reported >= found.moved(case) - 1e-9
         if isinstance(rule, Relaxation):
             assert found.reported == pytest.approx(found.moved(case), abs=1e-9)
+            continue
+        found = emitted(rule, case, drafts, is_point=True)
+        assert found.reported >= found.moved(case) - 1e-9
+        if drafts == 1:
+            assert found.reported == pytest.approx(found.moved(case), abs=1e-9)
+
+
+def test_sums_above_one_are_reported_as_they_are() -> None:
+    """Capped at 1, their mean would be no bound."""
+    case, images, drafts = random_case(26, tokens=40, sharpness=0.3), 10_000, 12
+    rule = Lantern(case.table, k=8, delta=0.4, residual="cool")
+    best = case.q.argsort(descending=True)[:drafts]
+    shape = StaticTree(tuple((rank,) for rank in range(drafts))).shape()
+    noise = Noise([(0, image) for image in range(images)], positions=2, vocab_size=len(case.p))
+    tree = DraftTree(torch.cat([best[:1], best]).expand(images, -1), shape, "point")
+    rows = GivenRows(case.p.log().expand(images, drafts + 1, -1), shape.depths.expand(images, -1), noise)
+    verdict = RejectionVerifier(rule).verify(tree, rows, noise)
+    assert verdict.cost is not None
+    spent = verdict.cost.total_variation.sum(1).double()
+    found, error = emitted(rule, case, drafts, is_point=True), float(spent.std()) / images**0.5
+    assert float(spent.mean()) == pytest.approx(found.reported, abs=5 * error)
+    assert float(spent.clamp(max=1).mean()) < found.moved(case) < found.reported
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])

@@ -139,7 +139,6 @@ struct Stepper {
             softmax(test.left.data(), model.vocab);
             Cost &cost = of.costs[length];
             const int child = test.test(of, node, state.nodes, of.test->uniforms + place(of, node) * of.test->lanes, cost);
-            cost.spent = std::min(cost.spent, 1.0f);
             if (!child) break;
             of.sampled[node] = of.tree[child];
             of.path[length++] = node = child;

@@ -255,6 +255,7 @@ def walk_kernel(
                         one_old = tl.div_rn(1.0, tl.where(sum_old > TINY, sum_old, 1.0))
                         held = own_p + tl.sum(tl.where(is_moved, p_near, 0.0), 0)
                         unmarked = common * tl.abs(one_new - one_old)
+                        rest = common * one_new
                         last, exact = new * one_new, old * one_old
                         last_near, exact_near = new_near * one_new, old_near * one_old
                         if sum_new <= TINY:
@@ -263,6 +264,7 @@ def walk_kernel(
                                 last = last * 0.0 + 1.0 / TOKEN_COUNT
                                 last_near = last_near * 0.0 + 1.0 / TOKEN_COUNT
                                 unmarked = (TOKEN_COUNT - count) / TOKEN_COUNT
+                                rest = unmarked
                             else:
                                 last, last_near = own_p, p_near
                                 unmarked = tl.maximum(1.0 - held, 0.0)
@@ -271,9 +273,14 @@ def walk_kernel(
                             unmarked = tl.maximum(1.0 - held, 0.0)
                             if sum_new <= TINY:
                                 unmarked = unmarked * 0.0
-                        apart = unmarked + tl.abs(last - exact)
-                        apart += tl.sum(tl.where(is_moved, tl.abs(last_near - exact_near), 0.0), 0)
-                        spent += weight * apart * 0.5
+                        if HAS_Q:
+                            apart = unmarked + tl.abs(last - exact)
+                            apart += tl.sum(tl.where(is_moved, tl.abs(last_near - exact_near), 0.0), 0)
+                            spent += weight * apart * 0.5
+                        else:
+                            apart = tl.abs(weight * rest - common) + tl.abs(chance + weight * last - own_p)
+                            apart += tl.sum(tl.where(is_moved, tl.abs(weight * last_near - p_near), 0.0), 0)
+                            spent += apart * 0.5 - tl.abs(gain)
                     if sum_new > TINY:
                         current = 1 - current
                         p_scale = tl.div_rn(1.0, sum_new)
@@ -309,7 +316,7 @@ def walk_kernel(
         if RELAXES:
             if reached < depth:
                 tl.store(IS_RELAXED + image * depth + reached, relaxed)
-            tl.store(SPENT + image * (depth + 1) + reached, tl.minimum(spent, 1.0))
+            tl.store(SPENT + image * (depth + 1) + reached, spent)
             if HAS_DISTANCES:
                 tl.store(MOVED + image * (depth + 1) + reached, moved)
         if taken > 0:
