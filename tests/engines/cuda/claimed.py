@@ -35,6 +35,7 @@ SOURCES = tuple(f"{ROOT / folder}/" for folder in ("lantern", "models", "eval"))
 # results of these have a size or a value that the host reads
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive")
 WAITS += ("equal", "allclose", "bincount")
+LACKS = {("scatter_reduce", torch.bool)}  # operations that torch has for a CPU alone, with the dtype
 
 
 class Claimed(Tensor):
@@ -111,6 +112,8 @@ class ClaimedDevice(TorchDispatchMode):
 
     def check(self, name: str, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse tensors of the CPU beside claimed ones, except single numbers and copies; record waits."""
+        if (name, tensors[0].dtype) in LACKS:
+            raise NotImplementedError(f"{name} of {tensors[0].dtype}, which torch has not for a GPU")
         others = [x for x in tensors if not isinstance(x, Claimed)]
         on_cpu = [x for x in others if x.ndim > 0]
         if on_cpu and name not in self.allowed_on_cpu:
