@@ -10,7 +10,7 @@ runs them again on the same memory.
 
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,11 @@ from unittest.mock import Mock, patch
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lantern.core.types import Step
@@ -233,6 +237,19 @@ class Recording(TorchDispatchMode):
             for old, new in zip(fresh, again, strict=True):
                 if old is not None:
                     old.copy_(new)
+
+
+def launch(run: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Run a kernel on what claimed tensors hold; recordings under way keep it."""
+
+    def on_held(*args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            run(*held(args), **held(kwargs))
+
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Recording):
+            mode.operations.append((on_held, *tree_map(mode.noted, (args, kwargs)), [None]))
+    on_held(*args, **kwargs)
 
 
 def address(tensor: Tensor) -> int:
