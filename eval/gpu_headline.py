@@ -216,11 +216,10 @@ class Bench:
         return min(spent, key=spent.__getitem__, default=PRODUCTS[0])
 
     def machine(self) -> None:
-        """What it is, what `auto` chooses and why, the bandwidth of copy and read, the gap between two kernels."""
+        """What it is, the bandwidth of copy and read, the gap between two kernels, what `auto` chooses and why."""
         for name, value in surroundings(self.device).items():
             self.put("machine", name, value)
         self.put("machine", "copy_gbps", rounded(copy_bandwidth(self.device)))
-        self.measure("machine", "auto", self._chosen)
         if self.is_cuda:
             about = torch.cuda.get_device_properties(self.device)
             self.put("machine", "processors", about.multi_processor_count)
@@ -228,6 +227,7 @@ class Bench:
             many = partial(lambda: [x.add_(1) for _ in range(200)])
             self.measure("machine", "gap_us", lambda: rounded(1e3 * graph_ms(many) / 200))
             self.measure("machine", "read_gbps", lambda: rounded(big.nbytes / graph_ms(big.sum) / 1e6))
+        self.measure("machine", "auto", self._chosen)  # builds a model and its kernels
 
     def _chosen(self) -> Figures:
         target, _ = self.model()
