@@ -1,13 +1,14 @@
 """`python -m lantern.eval.gpu_headline --minutes 9 --out DIR`: what a GPU can show of this project, within ten minutes.
 
 One process measures all sections in the order of their worth, and writes DIR/headline.json after every figure. A
-supervisor starts it again behind a section that ended it, for instance by an invalid access of memory, after which a
-process cannot use the GPU any more; a stopped run continues. Weights of released sizes are random, and made on the
+supervisor starts it again behind a section that ended it: by an invalid access of memory, after which a process cannot
+use the GPU any more, or because it hung. A stopped run continues. Weights of released sizes are random, and made on the
 device. Steps are timed by events on the device, behind the steps that run before the graph. `--device cpu --toy`
 rehearses all of it (with TRITON_INTERPRET=1 the kernels too).
 """
 
 import argparse
+import faulthandler
 import json
 import subprocess
 import sys
@@ -56,6 +57,7 @@ Tensors = tuple[Tensor, ...]
 Decoded = tuple[list[Tensor], float, int]  # tokens, seconds of a batch, passes
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
 CRASHED = 3
+SPARE = 30.0  # seconds beside twice those of a section, after which the process ends: a kernel may never return
 SIZES = read_json_object(Path(__file__).with_suffix(".json"))
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS: dict[str, int] = SIZES["sections"]
@@ -216,11 +218,10 @@ class Bench:
         return min(spent, key=spent.__getitem__, default=PRODUCTS[0])
 
     def machine(self) -> None:
-        """What it is, what `auto` chooses and why, the bandwidth of copy and read, the gap between two kernels."""
+        """What it is, the bandwidth of copy and read, the gap between two kernels, what `auto` chooses and why."""
         for name, value in surroundings(self.device).items():
             self.put("machine", name, value)
         self.put("machine", "copy_gbps", rounded(copy_bandwidth(self.device)))
-        self.measure("machine", "auto", self._chosen)
         if self.is_cuda:
             about = torch.cuda.get_device_properties(self.device)
             self.put("machine", "processors", about.multi_processor_count)
@@ -228,6 +229,7 @@ class Bench:
             many = partial(lambda: [x.add_(1) for _ in range(200)])
             self.measure("machine", "gap_us", lambda: rounded(1e3 * graph_ms(many) / 200))
             self.measure("machine", "read_gbps", lambda: rounded(big.nbytes / graph_ms(big.sum) / 1e6))
+        self.measure("machine", "auto", self._chosen)  # builds a model and its kernels
 
     def _chosen(self) -> Figures:
         target, _ = self.model()
@@ -703,7 +705,9 @@ def work(path: Path, sections: Sequence[str], *, ending: float, device: torch.de
         found["under_way"], begun = name, time.monotonic()
         bench.until = ending if is_toy else min(begun + SECTIONS[name], ending)
         bench.save()
+        faulthandler.dump_traceback_later(2 * SECTIONS[name] + SPARE, exit=True)
         bench.measure("errors", name, getattr(bench, name))
+        faulthandler.cancel_dump_traceback_later()
         found["finished"].append(name)
         found["seconds"][name] = round(time.monotonic() - begun, 1)
         bench.save()

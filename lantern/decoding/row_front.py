@@ -232,7 +232,8 @@ class RowFront(State):
         places = torch.where(is_kept, front.heads[..., None] + self.steps, self.count - 1).flatten(1)
         nodes = torch.arange(self.nodes, device=places.device).expand_as(places)
         self.cache.move(nodes, places)
-        self.is_cached = self.is_cached.scatter_reduce(1, places, is_kept.flatten(1), "amax")
+        # in bytes: a GPU has no maximum of bools
+        self.is_cached = self.is_cached.byte().scatter_reduce(1, places, is_kept.flatten(1).byte(), "amax").bool()
 
     def _write(self, front: Front, sampled: Int[Tensor, "b l w"]) -> None:
         """Write the samples of each line behind its head, and the last of them as guesses of what follows."""

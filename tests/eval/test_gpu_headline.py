@@ -6,6 +6,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_section_that_ends_the_process_is_left_out(tmp_path: Path, monkeypatch
     found = read(tmp_path / "headline.json")
     assert found["finished"] == ["machine", "plain"] and found["ended_the_process"] == ["machine"]
     assert not skip(tmp_path / "headline.json", [])
+
+
+def test_a_section_that_hangs_ends_the_process(tmp_path: Path) -> None:
+    code = """
+        import time
+        from pathlib import Path
+        import torch
+        from lantern.eval import gpu_headline
+        gpu_headline.SECTIONS["machine"], gpu_headline.SPARE = 0, 0.5
+        gpu_headline.Bench.machine = lambda self: time.sleep(60)
+        how = {"ending": time.monotonic() + 60, "device": torch.device("cpu"), "is_toy": True}
+        gpu_headline.work(Path("headline.json"), ["machine"], **how)
+    """
+    command = [sys.executable, "-c", dedent(code)]
+    where = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=where, cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 1 and "Timeout" in done.stderr
+    assert skip(tmp_path / "headline.json", ["machine"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -15,6 +15,7 @@ from tests.tiny_decoder import BLIND, shrunk, tiny_decoder
 
 CONDITION = tiny_condition((4, 1, 6, 3))
 KEYS = [(5, i) for i in range(4)]
+NAMES = [name for name in METHODS if name != "specmquant-paper"]  # whose inner rounds the host counts
 
 
 def parts_of(name: str, device: str = "cpu") -> Decoder:
@@ -24,8 +25,7 @@ def parts_of(name: str, device: str = "cpu") -> Decoder:
     return tiny_decoder(method, tiny_target(block_size=4, n_layer=1).to(device), sampling, engine=BLIND)
 
 
-# The host counts the inner rounds of specmquant-paper.
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "specmquant-paper"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_host_waits_for_nothing_within_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a claimed device, where the progress is copied without a wait."""
     marks, is_done = list[int](), State.is_done
@@ -43,7 +43,7 @@ def test_the_host_waits_for_nothing_within_a_step(name: str, monkeypatch: pytest
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_plain])
+@pytest.mark.parametrize("name", [name for name in NAMES if not METHODS[name].is_plain])
 def test_gpu_is_never_waited_for_within_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting is an error between the first and the last check of the progress, except during a check."""
     parts, is_done = parts_of(name, "cuda"), State.is_done

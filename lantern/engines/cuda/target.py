@@ -18,7 +18,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
-from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, read_in_passes
+from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, on_device, read_in_passes
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import ROWS, constant_rows, fused, kernels, rows_of, walk
 from lantern.engines.pass_times import waves
@@ -64,11 +64,12 @@ def keeps_rows(target: Any, rows: int) -> bool:
         def inputs(width: int) -> Float[Tensor, "m k"]:
             return waves(width, device=device).to(program.dtype).expand(rows, -1).contiguous()
 
-        made = [program.logits(inputs(program.config.dim))]
-        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-            x = inputs(linear.parts[0][0].shape[1])
-            made.append(x.new_empty(rows, sum(linear.widths)))
-            linear(x, made[-1])
+        with on_device(device):
+            made = [program.logits(inputs(program.config.dim))]
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                x = inputs(linear.parts[0][0].shape[1])
+                made.append(x.new_empty(rows, sum(linear.widths)))
+                linear(x, made[-1])
         program.trials[rows] = all(torch.equal(out, out[:1].expand_as(out)) for out in made)
     return program.trials[rows]
 

@@ -23,9 +23,14 @@ from triton.runtime.jit import JITFunction
 
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
+from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
-from lantern.drafters.trees import grown
+from lantern.drafters.eagle.networks import Eagle, EagleConfig
+from lantern.drafters.trees import grown, named
 from lantern.engines.cuda import fused, kernels, walk
+from lantern.engines.cuda.fused_eagle import FusedEagle
+from lantern.engines.cuda.target import FusedPass, KernelPass
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
@@ -36,6 +41,7 @@ RULES: dict[str, Any] = {
     "lantern": (Lantern, {"k": 100}),
     "lantern++": (LanternPP, {"k": 10}),
     "released lantern++": (LanternPP, {"k": 10, "residual": "released"}),
+    "cool lantern++": (LanternPP, {"k": 10, "residual": "cool"}),
 }
 
 
@@ -110,6 +116,40 @@ def launch_attention(nodes: int, kept: torch.dtype) -> None:
     plan.live = nodes
     attention = kernels.BlockAttention(plan, heads=HEADS, width=width, device=META)
     attention(qkv, cache, empty(LINES, nodes, SLOTS), x, prefix=1)
+
+
+PASSES = ((1, 1), (1, 16), (1, 60), (8, 4), (16, 1), (64, 4))  # images, and nodes of each
+
+
+@torch.no_grad()
+def launch_passes() -> None:
+    """Launch whole passes: over tokens and trees in batches, of an EAGLE-1 module, and what matches a tree."""
+    config, whole = TransformerConfig.named("XL", model_type="t2i", block_size=1024, n_layer=1), torch.long
+    with META:
+        target = Transformer(config).to(torch.bfloat16)
+        eagle = Eagle(EagleConfig.for_target(config)).to(torch.bfloat16)
+    sizes: dict[str, Any] = {"layers": 1, "heads": HEADS, "head_dim": DIM // HEADS, "tokens": 1024, "stage": 64}
+    sizes |= {"dtype": torch.bfloat16, "device": META}
+    for images, nodes in PASSES:
+        cache, lines = StaticCache(**sizes, images=images, rows=LINES, prefix=1), images * LINES
+        x, mask = empty(lines, nodes, DIM), empty(lines, nodes, cache.slots)
+        slots = empty(1, nodes, dtype=whole).expand(lines, -1)
+        for kind in (FusedPass, KernelPass):
+            kind(target)(x, empty(lines, nodes, dtype=whole), mask, cache=cache, slots=slots)
+    kernels.linear8(empty(256, DIM), empty(DIM, DIM, dtype=torch.int8), empty(DIM), empty(256, DIM))
+    for images, pairs in ((1, 1), (1, 5), (8, 5)):
+        numbers, known = empty(images, pairs, dtype=whole), empty(images, dtype=whole)
+        FusedEagle(eagle).draft(
+            *(empty(images, 1, pairs, DIM), numbers, numbers, lambda _, seen: seen),
+            known=known,
+            ancestors=empty(pairs, pairs, dtype=torch.bool),
+            scales=empty(images, pairs, dtype=torch.float32),
+            cache=StaticCache(**sizes, images=images, rows=1, prefix=0),
+            slots=known[:0].new_empty(pairs),
+        )
+    shape = named("naive_extend_57").shape(META)
+    nodes = empty(1, shape.num_nodes, dtype=whole)
+    walk.match(DraftTree(nodes, shape, "gumbel"), SimpleNamespace(sample=lambda: nodes))  # type: ignore[arg-type]
 
 
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
@@ -226,6 +266,10 @@ def main() -> dict[str, Any]:
                 names.append(f"children {lines}")
             launch_sample()
             names.append("sample")
+            launch_passes()
+            of_passes = {id(one): one for one in made[len(names) :]}.values()  # each is launched many times
+            made[len(names) :] = of_passes
+            names += [f"{one.metadata.name} {number} of passes" for number, one in enumerate(of_passes)]
         found |= {f"{name} sm_{architecture}": report(one) for name, one in zip(names, made, strict=True)}
     return found
 

@@ -10,7 +10,7 @@ runs them again on the same memory.
 
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,11 @@ from unittest.mock import Mock, patch
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lantern.core.types import Step
@@ -35,6 +39,7 @@ SOURCES = tuple(f"{ROOT / folder}/" for folder in ("lantern", "models", "eval"))
 # results of these have a size or a value that the host reads
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "unique_consecutive")
 WAITS += ("equal", "allclose", "bincount")
+LACKS = {("scatter_reduce", torch.bool)}  # operations that torch has for a CPU alone, with the dtype
 
 
 class Claimed(Tensor):
@@ -111,6 +116,8 @@ class ClaimedDevice(TorchDispatchMode):
 
     def check(self, name: str, tensors: list[Tensor], args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse tensors of the CPU beside claimed ones, except single numbers and copies; record waits."""
+        if (name, tensors[0].dtype) in LACKS:
+            raise NotImplementedError(f"{name} of {tensors[0].dtype}, which torch has not for a GPU")
         others = [x for x in tensors if not isinstance(x, Claimed)]
         on_cpu = [x for x in others if x.ndim > 0]
         if on_cpu and name not in self.allowed_on_cpu:
@@ -230,6 +237,19 @@ class Recording(TorchDispatchMode):
             for old, new in zip(fresh, again, strict=True):
                 if old is not None:
                     old.copy_(new)
+
+
+def launch(run: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Run a kernel on what claimed tensors hold; recordings under way keep it."""
+
+    def on_held(*args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            run(*held(args), **held(kwargs))
+
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, Recording):
+            mode.operations.append((on_held, *tree_map(mode.noted, (args, kwargs)), [None]))
+    on_held(*args, **kwargs)
 
 
 def address(tensor: Tensor) -> int:

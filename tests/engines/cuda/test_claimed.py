@@ -4,6 +4,7 @@ Targets of LlamaGen, and of transformers with passes of torch.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,23 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.core.weights import FixedPasses
+from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests import tiny_transformers as tiny
-from tests.engines.cuda.claimed import Claimed, Rehearsed, RehearsedEngine, claim_module, claimed_cuda, held, watching
+from tests.engines.cuda.claimed import (
+    Claimed,
+    Rehearsed,
+    RehearsedEngine,
+    claim_module,
+    claimed_cuda,
+    held,
+    launch,
+    watching,
+)
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
@@ -84,8 +95,10 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
 
 
 @pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize(("kind", "name"), [("fused", "eagle1"), ("llama", "plain")])
-def test_kernels_get_tensors_of_the_device_only(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("fused", "eagle1"), ("fused", "lantern++"), ("llama", "plain")])
+def test_captured_rounds_of_kernels_have_tensors_of_the_device_only_and_wait_for_nothing(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     from lantern.engines.cuda import target as module
     from lantern.engines.cuda import trial
@@ -97,28 +110,35 @@ def test_kernels_get_tensors_of_the_device_only(kind: str, name: str, monkeypatc
 
     run, calls = interpreter.GridExecutor.__call__, list[bool]()
 
-    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launched(self: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         calls.append(all(isinstance(x, Claimed) for x in tensors))
-        return run(self, *held(args), **held(kwargs))
+        launch(partial(run, self), *args, **kwargs)
 
-    def tokens(is_claimed: bool) -> Tensor:
-        target = kinds.target_of(kind, torch.float32, **{"side": 2} if kind == "llama" else {"block_size": 4})
+    def tokens(engine: Engine) -> Tensor:
+        target = kinds.target_of(kind, torch.float32)
         drafter = None if kind == "llama" else tiny_eagle(target)
-        for part in filter(None, (target, drafter)) if is_claimed else ():
+        for part in filter(None, (target, drafter)) if engine.captures else ():
             claim_module(part)
-        runs = None if is_claimed else EAGER
-        decoder = kinds.decoder_of(kind, name, target, Sampling(guidance=3.0, top_k=10), runs, drafter)
-        return kinds.generated(kind, decoder).tokens
+        sampling = Sampling(guidance=3.0, top_k=10)
+        if drafter is None:
+            decoder = kinds.decoder_of(kind, name, target, sampling, engine)
+        else:
+            decoder = tiny_decoder(small_method(name), target, sampling, module=drafter, engine=engine)
+        return kinds.generated(kind, decoder, callback=lambda step: step.index == 4).tokens
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launched)
     monkeypatch.setattr(trial, "trial_of", lambda prepared, **_: trial.Trial(keeps_bits=True))
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
-    expected = tokens(is_claimed=False)
-    with claimed_cuda():
-        made = tokens(is_claimed=True)
+    monkeypatch.setattr(graphs, "WARM_ROUNDS", graphs.SETTLING_ROUNDS)
+    expected = tokens(EAGER)
+    with claimed_cuda() as device:
+        rounds = watching(device)
+        monkeypatch.setattr(GraphEngine, "drive", lambda _, states: rounds(states[0]))
+        made = tokens(GraphEngine(rows=16))
     assert torch.equal(held(made), expected)
     assert calls and all(calls)
+    assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed == 2
 
 
 OTHERS = ("lantern-emoji", "janus", "emu3", "chameleon", "lumina", "liquid")

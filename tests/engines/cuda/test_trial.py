@@ -1,5 +1,7 @@
 """Trials of kernels on the device they are to run on: faults, wrong numbers and bits are found, and acted on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from types import SimpleNamespace
 from typing import Any
@@ -128,14 +130,22 @@ def test_squares_in_another_order_are_found(
 
 
 def test_products_whose_bits_depend_on_the_row_are_found(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Linear.__call__
+    run, inside = Linear.__call__, list[torch.device]()
+
+    @contextmanager
+    def on_device(device: torch.device) -> Iterator[None]:
+        inside.append(device)
+        yield
+        inside.pop()
 
     def uneven(self: Any, x: Any, out: Any) -> None:
+        assert inside == [x.device]  # int8 products are kernels, which run on the current GPU
         run(self, x, out)
         if len(x) == 64:
             out[-1, 0].mul_(1 + 2.0**-22)
 
     monkeypatch.setattr(Linear, "__call__", uneven)
+    monkeypatch.setattr(module, "on_device", on_device)
     assert keeps_rows(prepared, 32) and not keeps_rows(prepared, 64)
 
 
