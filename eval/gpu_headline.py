@@ -38,7 +38,7 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.cuda.graphs import capture, forget_all
 from lantern.engines.engine import EAGER, AutoEngine, Engine
 from lantern.engines.pass_times import passes_of
-from lantern.eval.speed.contenders import PROMPTS, condition_of
+from lantern.eval.speed.contenders import condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import random_captions, random_drafter, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
@@ -56,6 +56,10 @@ Tensors = tuple[Tensor, ...]
 Decoded = tuple[list[Tensor], float, int]  # tokens, seconds of a batch, passes
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
 CRASHED = 3
+PROMPTS = (
+    *("a red apple", "a banana", "a cat", "a house", "a blue car"),
+    *("a smiling face", "a tree", "a birthday cake", "a sunflower", "a rocket"),
+)
 SIZES = read_json_object(Path(__file__).with_suffix(".json"))
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS: dict[str, int] = SIZES["sections"]
