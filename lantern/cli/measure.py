@@ -45,7 +45,7 @@ BENCH_PROMPTS_HELP = "prompts, one per line (or .json, .jsonl, .tsv; default ass
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
-MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"
+MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token, estimated from images (default: none)"
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 NETWORKS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
@@ -214,7 +214,7 @@ def tune(
 def _candidates(profile: Mapping[str, Any]) -> list[str]:
     """Return plain decoding and the best candidates as lines of a table; the chosen one is marked.
 
-    An interval has what raced against plain decoding; of the others one batch was made.
+    An interval has what raced plain decoding in at least ten rounds, as the chosen one.
     """
     from lantern.eval.speed.bench import aligned
     from lantern.generation.tuning import label
