@@ -62,6 +62,11 @@ def test_imagenet_has_guidance_by_llamagen_size() -> None:
     assert len({request.number for request in requested}) == 50_000
 
 
+def test_a_protocol_of_lantern_has_its_metrics_and_names_those_it_lacks() -> None:
+    found = load_protocol("coco2017-5k-longest")
+    assert found.metrics == ("fid", "kid", "clip-lantern", "hps") and "VGG16" in found.departs
+
+
 def test_emoji_uses_the_embedded_models_sampling() -> None:
     found: Any = load_protocol("emoji")
     own = json.loads((embedded_model() / "model_index.json").read_text())["generation"]
