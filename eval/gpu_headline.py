@@ -56,13 +56,10 @@ Tensors = tuple[Tensor, ...]
 Decoded = tuple[list[Tensor], float, int]  # tokens, seconds of a batch, passes
 SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
 CRASHED = 3
-PROMPTS = (
-    *("a red apple", "a banana", "a cat", "a house", "a blue car"),
-    *("a smiling face", "a tree", "a birthday cake", "a sunflower", "a rocket"),
-)
 SIZES = read_json_object(Path(__file__).with_suffix(".json"))
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS: dict[str, int] = SIZES["sections"]
+PROMPTS: list[str] = SIZES["prompts"]
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:

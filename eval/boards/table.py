@@ -148,15 +148,13 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
 
 
 def p_value(differences: np.ndarray, side: float) -> float | None:
-    """Return the two-sided p-value of Wilcoxon's test of paired differences, 1 if its sign is not that of `side`; None
-    if there are none.
-    """
+    """Return the p-value of Wilcoxon's test of paired differences, 1 if its sign is not that of `side`; None for 0."""
     from scipy.stats import wilcoxon
 
     if not differences.any():
         return None
     found: Any = wilcoxon(differences, alternative="greater" if side > 0 else "less")
-    return rounded(min(2 * found.pvalue, 1.0))
+    return rounded(min(2 * found.pvalue, 1.0))  # two-sided
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:

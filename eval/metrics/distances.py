@@ -139,9 +139,7 @@ def prdc(
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
-    """Return torch-fidelity's Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), the mean of
-    random splits of at most SPLIT images.
-    """
+    """Return torch-fidelity's Inception score (arXiv:1606.03498), the mean of random splits of at most SPLIT images."""
     from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, isc_features_to_metric
 
     def score(part: Float[Tensor, "n k"]) -> float:
