@@ -39,7 +39,7 @@ from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.cuda.graphs import capture, forget_all
 from lantern.engines.engine import EAGER, AutoEngine, Engine
 from lantern.engines.pass_times import passes_of
-from lantern.eval.speed.contenders import PROMPTS, condition_of
+from lantern.eval.speed.contenders import condition_of
 from lantern.eval.speed.race import copy_bandwidth, pass_bytes, rounded
 from lantern.eval.speed.shapes import random_captions, random_drafter, random_model, randomise, script, scripted
 from lantern.eval.speed.surroundings import surroundings
@@ -61,6 +61,7 @@ SPARE = 30.0  # seconds beside twice those of a section, after which the process
 SIZES = read_json_object(Path(__file__).with_suffix(".json"))
 # sections in the order of their worth, and the seconds after which one leaves out its further figures
 SECTIONS: dict[str, int] = SIZES["sections"]
+PROMPTS: list[str] = SIZES["prompts"]
 
 
 def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:

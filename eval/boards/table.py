@@ -140,18 +140,21 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
     sides = [np.array([[float(one["steps"]), one["total_variation"]] for one in side]) for side in (mine, its)]
     steps, apart = (sides[0] - sides[1]).T
     difference = mean_estimate(torch.from_numpy(apart / header["tokens"]), seed=0)
-    ends = [(b["steps"], a["steps"]) for a, b in zip(mine, its, strict=True)]
-    found = {"method": other, "images": len(mine), "tokens_ratio": estimate(ratio(ends))}
-    found |= {"variation": estimate(difference), "p": {"tokens": p_value(steps), "variation": p_value(apart)}}
+    rate = ratio([(b["steps"], a["steps"]) for a, b in zip(mine, its, strict=True)])
+    found = {"method": other, "images": len(mine), "tokens_ratio": estimate(rate), "variation": estimate(difference)}
+    found["p"] = {"tokens": p_value(-steps, rate.value - 1), "variation": p_value(apart, difference.value)}
     refusal = refusal_of(*(header["methods"][one]["training"] for one in (spec, other)))
     return found | ({"reason": refusal} if refusal else {})
 
 
-def p_value(differences: np.ndarray) -> float | None:
-    """Return the p-value of Wilcoxon's test of paired differences; None if there are none."""
+def p_value(differences: np.ndarray, side: float) -> float | None:
+    """Return the p-value of Wilcoxon's test of paired differences, 1 if its sign is not that of `side`; None for 0."""
     from scipy.stats import wilcoxon
 
-    return rounded(wilcoxon(differences).pvalue) if differences.any() else None  # type: ignore[attr-defined]
+    if not differences.any():
+        return None
+    found: Any = wilcoxon(differences, alternative="greater" if side > 0 else "less")
+    return rounded(min(2 * found.pvalue, 1.0))  # two-sided
 
 
 def correct(pairs: Sequence[dict[str, Any]]) -> None:
@@ -168,14 +171,15 @@ def correct(pairs: Sequence[dict[str, Any]]) -> None:
 
 
 def verdict(pair: Mapping[str, Any]) -> str:
-    """Return what is significant: more or fewer tokens per step, more or less total variation."""
+    """Return what is significant and has an interval without equality: tokens per step, total variation."""
     words = []
     for key, of, equal, less, noun in (
         ("tokens", "tokens_ratio", 1.0, "fewer", "tokens per step"),
         ("variation", "variation", 0.0, "less", "total variation"),
     ):
-        if pair.get("p_holm", {}).get(key, 1.0) < LEVEL:
-            words.append(f"{'more' if pair[of]['value'] > equal else less} {noun}")
+        is_more, is_less = pair[of]["low"] > equal, pair[of]["high"] < equal
+        if pair.get("p_holm", {}).get(key, 1.0) < LEVEL and (is_more or is_less):
+            words.append(f"{'more' if is_more else less} {noun}")
     return ", ".join(words) or "none"
 
 

@@ -5,7 +5,6 @@ Ours are the distances of fewer images than features and of unequal sets, densit
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -18,6 +17,7 @@ BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
 Features = Float[Tensor, "n c"] | Gaussian
 Resamples = tuple[Float[Tensor, "n c"], Float[Tensor, "n d"]]  # features, and how often each resample has each
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
+SPLIT = 5000  # most images of a split of the Inception score, as ADM's evaluator has it
 
 
 def frechet(a: Gaussian, b: Gaussian) -> float:
@@ -139,11 +139,13 @@ def prdc(
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
-    """Return torch-fidelity's Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), one split."""
+    """Return torch-fidelity's Inception score (arXiv:1606.03498), the mean of random splits of at most SPLIT images."""
     from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, isc_features_to_metric
 
-    score = partial(isc_features_to_metric, splits=1, shuffle=False)
-    return _halved(lambda part: score(part)[KEY_METRIC_ISC_MEAN], [logits], seed=seed, draws=draws)
+    def score(part: Float[Tensor, "n k"]) -> float:
+        return isc_features_to_metric(part, splits=-(-len(part) // SPLIT))[KEY_METRIC_ISC_MEAN]
+
+    return _halved(score, [logits], seed=seed, draws=draws)
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:

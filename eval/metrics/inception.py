@@ -30,7 +30,7 @@ LOGITS_FILE = "pt_inception-2015-12-05-6726825d.pth"
 class Inception:
     """Maps images to pooled features, or to their logits if `gives_logits`, after the resize named `resize`.
 
-    network: maps (b 3 299 299), as (bytes - 128) / 128, to 2048 features. head: maps features to 1008 logits, or None.
+    network: maps (b 3 299 299), as (bytes - 128) / 128, to 2048 features. head: to 1008 logits without bias, or None.
     """
 
     network: Callable[[Tensor], Tensor]
@@ -102,6 +102,7 @@ def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
         raise ValueError(f"{path} holds a network other than Inception: {one_line(error)[:200]}") from error
     # its own forward pass resizes first
     *layers, head = network.eval().to(device).children()
+    head.register_parameter("bias", None)  # as in ADM's and torch-fidelity's Inception score
     return nn.Sequential(*layers), head
 
 

@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,15 @@ class Material:
     seed: int
     draws: int = DRAWS
 
-    @cached_property
-    def sets(self) -> list[Float[Tensor, "n c"]]:
-        """Inception's features of both sets of images, of the clean resize."""
-        return [one.features["inception:clean"] for one in (self.ours, self.theirs)]
+    def sets(self, judge: str) -> list[Float[Tensor, "n c"]]:
+        """Return a network's features of both sets of images."""
+        return [one.features[judge] for one in (self.ours, self.theirs)]
 
     @cached_property
-    def neighbourhoods(self) -> dict[str, Estimate]:
-        """Precision, recall, density and coverage, computed together."""
-        return distances.prdc(*reversed(self.sets), seed=self.seed, draws=self.draws)
+    def neighbourhoods(self) -> Callable[[str, int], dict[str, Estimate]]:
+        """Precision, recall, density and coverage by network and number of neighbours, computed together."""
+        how = {"seed": self.seed, "draws": self.draws}
+        return cache(lambda judge, nearest: distances.prdc(*reversed(self.sets(judge)), nearest=nearest, **how))
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
         """Return the mean of values over images; that of one image has no interval."""
@@ -81,8 +81,8 @@ def _frechet(given: Material, judge: str) -> Estimate:
     return distances.frechet_distance(ours, theirs, seed=given.seed, draws=min(given.draws, most))
 
 
-def _kernel(given: Material, _: str) -> Estimate:
-    return distances.kernel_distance(*given.sets, seed=given.seed, draws=given.draws)
+def _kernel(given: Material, judge: str) -> Estimate:
+    return distances.kernel_distance(*given.sets(judge), seed=given.seed, draws=given.draws)
 
 
 def _score(given: Material, judge: str) -> Estimate:
@@ -104,7 +104,12 @@ def _pairwise(given: Material, judge: str) -> Estimate:
     return given.mean(values) if len(values) else Estimate(math.inf)
 
 
-FRECHET, NEIGHBOURS = "Frechet distance of Inception's 2048 features", "5 nearest neighbours in Inception's features"
+def _near(name: str, resize: str, nearest: int) -> Metric:
+    judge, protocol = f"inception:{resize}", f"{nearest} nearest neighbours in Inception's features"
+    return Metric(judge, lambda given, judge: given.neighbourhoods(judge, nearest)[name], protocol)
+
+
+FRECHET = "Frechet distance of Inception's 2048 features"
 KERNEL = "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs of at most 10000 images of each set"
 CLIP = "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0"
 CLIP_LANTERN = "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt"
@@ -113,11 +118,9 @@ METRICS: dict[str, Metric] = {
     "kid": Metric("inception:clean", _kernel, KERNEL),
     "fid": Metric("inception:clean", _frechet, FRECHET),
     "fid-legacy": Metric("inception:legacy", _frechet, FRECHET),
-    **{
-        name: Metric("inception:clean", lambda given, _, name=name: given.neighbourhoods[name], NEIGHBOURS)
-        for name in ("precision", "recall", "density", "coverage")
-    },
-    "is": Metric("logits:legacy", _score, "exp of the mean KL, one split", ()),
+    **{name: _near(name, "clean", 5) for name in ("precision", "recall", "density", "coverage")},
+    **{f"{name}-legacy": _near(name, "legacy", 3) for name in ("precision", "recall")},
+    "is": Metric("logits:legacy", _score, "exp of the mean KL, mean of splits of at most 5000 images", ()),
     "clip": Metric("clip", partial(_aligned, least=0.0), CLIP, (PROMPTS,)),
     "clip-lantern": Metric("clip", partial(_aligned, prefix=PREFIX), CLIP_LANTERN, (PROMPTS,)),
     "hps": Metric("hps", _aligned, "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14", (PROMPTS,)),

@@ -16,7 +16,7 @@ from lantern.eval.intervals import mean_estimate
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
 from lantern.eval.speed import race as racing
-from lantern.eval.speed.contenders import PLAIN, PROMPTS, Build, Contender, RoundImages, Variant
+from lantern.eval.speed.contenders import PLAIN, Build, Contender, RoundImages, Variant
 from lantern.eval.speed.race import STEADY, copy_bandwidth, race, reporter, roofline, rounded, spread
 from lantern.eval.speed.surroundings import about, load_average, short_commit
 from lantern.generation.choice import choose_method
@@ -34,12 +34,14 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
+    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto". Images
+    of one prompt are alike, so `prompts` should be as many as `images`.
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
     `baselines`. Variants of other kinds are left out if short decodings show that they are slow (`field_of`).
     """
 
+    prompts: Sequence[str]
     model: str = "lantern-emoji"
     methods: Sequence[str] = ()
     images: int = 10
@@ -47,7 +49,6 @@ class BenchOptions:
     dtypes: Sequence[str] = ("fp32", "bf16")
     kinds: Sequence[str] = ()
     baselines: Sequence[str] = ()
-    prompts: Sequence[str] = PROMPTS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     device: str = "auto"

@@ -25,10 +25,6 @@ from lantern.methods import METHODS
 from lantern.models.folder import DTYPES, AddOns, Model
 
 PLAIN, AUTO = "plain", "auto"
-PROMPTS = (
-    *("a red apple", "a banana", "a cat", "a house", "a blue car"),
-    *("a smiling face", "a tree", "a birthday cake", "a sunflower", "a rocket"),
-)
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ VARIANT = OneOf((*VARIANTS, *OTHER_VARIANTS))
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # a test compares both with the registry of lantern.eval
 METRICS = (
-    *("kid", "fid", "fid-legacy", "precision", "recall", "density", "coverage", "is"),
+    *("kid", "fid", "fid-legacy", "precision", "recall", "density", "coverage"),
+    *("precision-legacy", "recall-legacy", "is"),
     *("clip", "clip-lantern", "hps", "pickscore", "lpips", "psnr"),
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
@@ -40,10 +41,11 @@ PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoj
 
 BENCH_METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 LEADERBOARD_METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
+BENCH_PROMPTS_HELP = "prompts, one per line (or .json, .jsonl, .tsv; default assets/prompts/concepts.txt, shuffled)"
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
-MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token (default: only exact ones)"
+MAX_TV_HELP = "admit relaxed methods up to this mean total variation per token, estimated from images (default: none)"
 WRITE_HELP = "also write the tokens per step of windows into the model's folder; `auto` reads them on every machine"
 PICTURES_HELP = "folders or files of images; or moments (.safetensors) of shards, which are merged"
 NETWORKS_HELP = f"weights of networks, NAME of {', '.join(WEIGHTS)}"
@@ -60,7 +62,7 @@ class OfModel(Group):
 
     model: str = MODEL
     methods: list[str] | None = opt(None, BENCH_METHODS_HELP, metavar="METHOD", names=METHODS)
-    prompts_file: str | None = opt(None, "prompts, one per line (or .json, .jsonl, .tsv)", metavar="FILE")
+    prompts_file: str | None = opt(None, BENCH_PROMPTS_HELP, metavar="FILE")
 
 
 class OfShape(Group):
@@ -114,7 +116,7 @@ def bench(
     if of_shape.shape:
         chosen |= {"taus": of_shape.tau, "tokens": of_shape.tokens, "tree": of_shape.tree, "drafters": of_shape.drafter}
     else:
-        prompts = None if of_model.prompts_file is None else read_prompts(of_model.prompts_file)
+        prompts = shuffled_prompts(None, seed) if of_model.prompts_file is None else read_prompts(of_model.prompts_file)
         chosen |= {"model": of_model.model, "methods": of_model.methods, "prompts": prompts, "batches": batch}
         chosen |= {"sampling": distribution.given(), "seed": seed, "rounding": rounding}
     given = {name: value for name, value in chosen.items() if value}  # others have the defaults of the measurement
@@ -212,7 +214,7 @@ def tune(
 def _candidates(profile: Mapping[str, Any]) -> list[str]:
     """Return plain decoding and the best candidates as lines of a table; the chosen one is marked.
 
-    An interval has what raced against plain decoding; of the others one batch was made.
+    An interval has what raced plain decoding in at least ten rounds, as the chosen one.
     """
     from lantern.eval.speed.bench import aligned
     from lantern.generation.tuning import label

@@ -1,8 +1,10 @@
 """What is counted while a generation runs: verdicts, NaN, and the time of each phase."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, takewhile
+from math import exp, lgamma, log
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,6 +92,16 @@ def write_tokens(
     """Write sampled tokens to their places of the grids, and add the sums of the logits they were sampled from."""
     grid.scatter_(1, places, tokens)
     total.add_(totals(logits))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of an interval that holds the median of what the values are samples of, with a probability of at
+    least 95 %: two of the values, by the binomial distribution. Of fewer than 6 the extremes, which hold it less often.
+    """
+    ordered, size = sorted(values), len(values)
+    counts = (lgamma(size + 1) - lgamma(k + 1) - lgamma(size - k + 1) - size * log(2) for k in range(size))
+    rank = len(list(takewhile(lambda tail: tail <= 0.025, accumulate(map(exp, counts)))))
+    return ordered[max(rank - 1, 0)], ordered[size - max(rank, 1)]
 
 
 def now(device: torch.device) -> float:

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from lantern.core.io import user_cache, write_json
 from lantern.core.types import Scores, Target
 from lantern.core.weights import on_device, original
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.statistics import now
+from lantern.decoding.statistics import median_interval, now
 
 if TYPE_CHECKING:
     from lantern.engines.engine import Engine
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
 LEAST = 3
-LEAST_ROUNDS = 3  # of passes over every size
+LEAST_ROUNDS = 6  # of passes over every size: the fewest whose extremes are a 95 % interval of the median
 LARGE = 200_000_000  # parameters from which on only the first LEAST sizes are measured on a CPU
 PATIENCE = 5.0  # seconds after which sizes whose times are still uncertain are given up
 WARM_PASSES = 3  # over each number of tokens: the first ones of the C++ engine use one thread (`ThreadPolicy`)
@@ -155,11 +154,10 @@ def _measure(target: Target, passes: Mapping[int, Callable[[], object]], patienc
 
 def is_certain(values: Sequence[float]) -> bool:
     """Return whether the median of what the values are samples of is known: its interval is as narrow as CERTAIN."""
-    ordered, size = sorted(values), len(values)
-    if size < LEAST_ROUNDS:
+    if len(values) < LEAST_ROUNDS:
         return False
-    low = max(math.floor(size / 2 - math.sqrt(size)), 0)  # ranks of a binomial distribution, two deviations apart
-    return ordered[size - 1 - low] <= CERTAIN * ordered[low]
+    low, high = median_interval(values)
+    return high <= CERTAIN * low
 
 
 def _elapsed(run: Callable[[], Any], device: torch.device) -> float:

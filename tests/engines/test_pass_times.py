@@ -42,14 +42,14 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(timing, "WARM_PASSES", 0)
 
 
-def test_an_idle_machine_needs_three_rounds_and_large_models_have_three_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_machine_needs_six_rounds_and_large_models_have_three_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     slow: Any = Slow(monkeypatch)
     assert measure(slow) == {n: pytest.approx((10 + n) / 1e3) for n in NODES}
-    assert slow.passes == [1, *[1, 2, 1, 4, 1, 8, 1, 16, 1] * 3]
+    assert slow.passes == [1, *[1, 2, 1, 4, 1, 8, 1, 16, 1] * 6]
     monkeypatch.setattr(timing, "LARGE", 1)
     slow.passes.clear()
     assert list(measure(slow, patience=0.0)) == [1, 2, 4]
-    assert slow.passes == [1, *[1, 2, 1, 4, 1] * 3]
+    assert slow.passes == [1, *[1, 2, 1, 4, 1] * 6]
 
 
 def test_slower_first_passes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 from lantern.core.sampling import Sampling
+from lantern.decoding.statistics import median_interval
 from lantern.drafters.trees import StaticTree, named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import FINALISTS, OF_A_METHOD, Timing, candidates, interval, race, swept, tune
+from lantern.generation.tuning import FINALISTS, LAST_ROUNDS, OF_A_METHOD, Timing, candidates, race, swept, tune
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 from tests.refusals import refused
@@ -74,13 +75,19 @@ Scripted = Callable[[Method, int], Timing]
 def decide(
     monkeypatch: pytest.MonkeyPatch, model: Model, folder: Path, script: Scripted, **how: Any
 ) -> tuple[dict[str, Any], list[list[str]]]:
-    """Tune with given instead of measured runs, by method and number of the batch; return the profile and the races."""
+    """Tune with given instead of measured runs, by method and number of the batch; return the profile and the races.
+
+    The batches of the first race are numbered from 1, those of the winner alone from 101.
+    """
     races: list[list[str]] = []
+    keys: list[set[tuple[int, int]]] = []
 
     def scripted(_: Model, methods: Sequence[Method], sampling: Sampling, batches: Sequence[Any]) -> list[list[Timing]]:
         races.append([method.name for method in methods])
-        is_race = len(methods) > 1
-        return [[script(method, i + is_race) for i in range(len(batches))] for method in methods]
+        keys.append({(one.seed, one.number) for batch in batches for one in batch})
+        first = 0 if len(methods) == 1 else 101 if len(races[-2]) > 1 else 1
+        assert first != 101 or not keys[-1] & keys[-2]  # other images
+        return [[script(method, i + first) for i in range(len(batches))] for method in methods]
 
     monkeypatch.setattr("lantern.generation.tuning.race", scripted)
     profile, path = tune(model, out=folder / "profile.json", **how)
@@ -107,19 +114,19 @@ def test_the_fastest_tree_is_chosen(
         return Timing(seconds(nodes(method)) if method.tree else 1.0, 1.0, 0.0)
 
     profile, races = decide(monkeypatch, model, tmp_path, script, methods=["eagle1"])
-    assert races[0] == ["plain"] and len(races[-1]) <= 1 + OF_A_METHOD
+    assert races[0] == ["plain"] and max(map(len, races)) <= 1 + OF_A_METHOD
     choice = profile["choice"]
     if chosen is None:
         assert choice == profile["plain"] and choice["method"] == "plain"
     else:
         assert nodes(METHODS["eagle1"].with_options(**choice["settings"])) == chosen
-        assert choice["interval_95"] == [pytest.approx(1 / 0.9, abs=1e-4)] * 2 and choice["rounds"] == 4
+        assert choice["interval_95"] == [pytest.approx(1 / 0.9, abs=1e-4)] * 2 and choice["rounds"] == LAST_ROUNDS
         assert profile["candidates"][0] == choice
 
 
 def test_slow_candidates_do_not_race(monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path) -> None:
     def script(method: Method, batch: int) -> Timing:
-        """sjd is fast in its first batch only, and in one round of the race gumbel-jacobi is slow."""
+        """sjd is fast in its first batch only, and in a round of the race gumbel-jacobi is slow."""
         window = method.settings.get("window", 0)
         seconds = {"sjd": 0.2 if batch == 0 else 1.5, "gumbel-jacobi": 0.4 + 0.01 * window, "scd": 3.0}
         slow = 4 if method.name == "gumbel-jacobi" and batch == 2 else 1
@@ -127,13 +134,23 @@ def test_slow_candidates_do_not_race(monkeypatch: pytest.MonkeyPatch, model: Mod
 
     names = ["sjd", "gumbel-jacobi", "scd"]
     profile, races = decide(monkeypatch, model, tmp_path, script, methods=names, images=8)
-    assert len(races[-1]) == 1 + FINALISTS and "scd" not in races[-1]
+    assert len(races[-2]) == 1 + FINALISTS and "scd" not in races[-2] and len(races[-1]) == 2
     assert profile["choice"]["settings"] == {"window": 2} and profile["choice"]["method"] == "gumbel-jacobi"
-    # of three rounds one is too many
-    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=names, images=3)
-    assert profile["choice"]["method"] == "plain"
-    fast = next(one for one in profile["candidates"] if one["settings"] == {"window": 2} and one["interval_95"])
-    assert fast["speedup"] > 2 and fast["interval_95"][0] < 1
+
+
+@pytest.mark.parametrize(("slow", "chosen"), [(1, "gumbel-jacobi"), (2, "plain")])  # of ten rounds
+def test_the_winner_is_confirmed_on_other_images(
+    monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path, slow: int, chosen: str
+) -> None:
+    def script(method: Method, batch: int) -> Timing:
+        is_slow = 101 <= batch < 101 + slow
+        return Timing(1.0 if method.is_plain else 2.0 if is_slow else 0.8 if batch > 100 else 0.5, 2.0, 0.0)
+
+    profile, _ = decide(monkeypatch, model, tmp_path, script, methods=["gumbel-jacobi"])
+    best, *others = profile["candidates"]
+    assert profile["choice"]["method"] == chosen and (best["rounds"], best["speedup"]) == (LAST_ROUNDS, 1.25)
+    assert best["interval_95"] == [1.25 if slow == 1 else 0.5, 1.25]
+    assert all(one["interval_95"] is None for one in others)  # of four rounds and of one
 
 
 @pytest.mark.parametrize(("in_race", "chosen"), [(0.05, "lantern++"), (0.08, "plain")])
@@ -149,8 +166,11 @@ def test_a_run_that_breaks_the_bound_is_not_chosen(
 
 
 def test_an_interval_holds_the_median_and_shrinks_with_the_rounds() -> None:
-    few, many = interval([1.0, 2.0, 3.0]), interval([1.0, 2.0, 3.0] * 30)
-    assert few[0] == 1.0 and few[1] == 3.0 and many == [2.0, 2.0]
+    few, many = median_interval([2.0, 1.0, 3.0]), median_interval([1.0, 2.0, 3.0] * 30)
+    assert few == (1.0, 3.0) and many == (2.0, 2.0)
+    # the ranks that hold the median with at least 95 %, by the binomial distribution
+    ranks = {n: median_interval(range(1, n + 1)) for n in (1, 6, 8, 9, 20, 100)}
+    assert ranks == {1: (1, 1), 6: (1, 6), 8: (1, 8), 9: (2, 8), 20: (6, 15), 100: (40, 61)}
 
 
 def test_a_race_makes_whole_batches_by_every_method(model: Model) -> None:

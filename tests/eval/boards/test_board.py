@@ -235,22 +235,30 @@ def test_prompts_of_another_seed_have_another_order() -> None:
 def test_both_methods_are_resampled_together_and_equal_images_are_no_test() -> None:
     found = table.ratio([(20, 10), (40, 20), (120, 60)])
     assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
-    assert table.p_value(np.zeros(20)) is None
-    assert table.p_value(np.arange(1.0, 17.0)) == pytest.approx(2 ** (1 - 16), rel=1e-4)
+    assert table.p_value(np.zeros(20), 1.0) is None
+    assert table.p_value(np.arange(1.0, 17.0), 1.0) == pytest.approx(2 ** (1 - 16), rel=1e-4)
+    assert table.p_value(np.arange(1.0, 17.0), -1.0) == 1.0  # it contradicts the mean
+
+
+def around(value: float) -> dict[str, float]:
+    return {"value": value, "low": value - 0.05, "high": value + 0.05}
 
 
 def test_verdicts_are_those_that_holm_leaves() -> None:
     pairs: list[dict[str, Any]] = [
-        {"p": {"tokens": p, "variation": None}, "tokens_ratio": {"value": value}}
+        {"p": {"tokens": p, "variation": None}, "tokens_ratio": around(value), "variation": around(0.0)}
         for p, value in ((0.02, 1.1), (0.001, 0.9), (0.04, 1.2), (0.012, 1.3))
     ]
     correct(pairs)
     assert [pair["p_holm"]["tokens"] for pair in pairs] == pytest.approx([0.04, 0.004, 0.04, 0.036])
     words = ["more tokens per step", "fewer tokens per step", "more tokens per step", "more tokens per step"]
     assert [pair["verdict"] for pair in pairs] == words
-    pairs.append({"p": {"tokens": 0.03, "variation": 0.5}, "tokens_ratio": {"value": 1.1}, "variation": {"value": 0.0}})
+    pairs.append({"p": {"tokens": 0.03, "variation": 0.5}, "tokens_ratio": around(1.1), "variation": around(0.0)})
     correct(pairs)  # two tests more
     assert [pair["verdict"] for pair in pairs] == ["none", words[1], "none", "none", "none"]
+    pairs[1]["tokens_ratio"] = around(1.02)  # its interval contains 1
+    correct(pairs)
+    assert pairs[1]["verdict"] == "none"
 
 
 def test_the_foreground_has_its_share_of_steps_and_the_background_the_most_frequent_token() -> None:

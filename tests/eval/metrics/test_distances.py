@@ -88,11 +88,15 @@ def test_prdc_by_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(math.isnan(one.low) for one in prdc(real, fake, nearest=k, draws=0).values())
 
 
-def test_inception_score_is_its_formula_and_an_interval_the_normal_one() -> None:
+def test_inception_score_is_its_formula_and_an_interval_the_normal_one(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = features(200, 10)
     distribution = logits.double().softmax(-1).numpy()
     expected = math.exp(np.mean(np.sum(distribution * (np.log(distribution) - np.log(distribution.mean(0))), 1)))
     assert inception_score(logits, seed=0).value == pytest.approx(expected, abs=1e-9)
+    monkeypatch.setattr(distances, "SPLIT", 100)  # of the images, shuffled as torch-fidelity does
+    halves = logits[np.random.RandomState(2020).permutation(200)].split(100)
+    expected = np.mean([inception_score(half, seed=0, draws=0).value for half in halves])
+    assert inception_score(logits, seed=0, draws=0).value == pytest.approx(expected, abs=1e-9)
     values = features(4000, 1)[:, 0]
     found = mean_estimate(values, seed=0)
     assert found.high - found.low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)

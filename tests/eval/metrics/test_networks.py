@@ -113,7 +113,7 @@ def test_file_with_logits_matches_torch_fidelity(tmp_path: Path, monkeypatch: py
         random = FeatureExtractorInceptionV3("x", ["2048"], feature_extractor_weights_path=str(path))
     torch.save(random.state_dict(), path)
     network = load_inception(found_at(path), resize="legacy")
-    theirs = FeatureExtractorInceptionV3("x", ["2048", "logits"], feature_extractor_weights_path=str(path))
+    theirs = FeatureExtractorInceptionV3("x", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(path))
     features, logits = theirs(raw(pixels())[None])
     prepared, with_logits = network.prepare(pixels())[None], dataclasses.replace(network, gives_logits=True)
     assert torch.allclose(network.embed(prepared), features, rtol=1e-4, atol=1e-5)

@@ -46,6 +46,8 @@ def test_every_figure_records_how_it_was_computed(tmp_path: Path, weights: dict[
         assert facts == ("tiny.pt", 8, 9, "b", 3)
         digests = (figure.weights_sha256, figure.images_sha256, figure.reference_sha256)
         assert [len(digest) for digest in digests] == [64] * 3
+    of_adm = measure(paths, tmp_path / "b", ["precision-legacy", "recall-legacy"], weights=weights)
+    assert all(one.protocol.startswith("3 nearest") and "legacy" in one.resize for one in of_adm.values())
 
 
 def test_networks_and_pictures_are_read_once(tmp_path: Path, weights: dict[str, Path], monkeypatch: Patch) -> None:

@@ -56,9 +56,15 @@ def test_a_protocol_fixes_number_and_sampling(name: str, pictures: int, distribu
 def test_imagenet_has_guidance_by_llamagen_size() -> None:
     found = load_protocol("imagenet-50k")
     assert found.guidance_by_model == {"B": 2.0, "L": 2.0, "XL": 1.75, "XXL": 1.75, "3B": 1.65}
+    assert found.metrics == ("fid-legacy", "is", "precision-legacy", "recall-legacy")  # as ADM's evaluator
     requested = found.requests()
     assert len(requested) == 50_000 and {request.label for request in requested[:1000]} == set(range(1000))
     assert len({request.number for request in requested}) == 50_000
+
+
+def test_a_protocol_of_lantern_has_its_metrics_and_names_those_it_lacks() -> None:
+    found = load_protocol("coco2017-5k-longest")
+    assert found.metrics == ("fid", "kid", "clip-lantern", "hps") and "VGG16" in found.departs
 
 
 def test_emoji_uses_the_embedded_models_sampling() -> None:

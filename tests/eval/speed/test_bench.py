@@ -20,7 +20,7 @@ from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed import shapes
 from lantern.eval.speed.bench import WIDTH, BenchOptions, render
-from lantern.eval.speed.contenders import PROMPTS, Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
+from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results, take, unpack
 from lantern.eval.speed.shapes import ShapeOptions, deepest, script
 from lantern.eval.speed.surroundings import commit, surroundings
@@ -29,7 +29,7 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.scripted import ScriptedVerifier
-from tests.eval.workers import CPU, Patch, eager
+from tests.eval.workers import CPU, PROMPTS, Patch, eager
 from tests.refusals import refused
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder
@@ -86,13 +86,13 @@ def test_rounded_keys_may_change_tokens_in_fp32() -> None:
 
 
 def test_plain_decoding_alone_is_no_contender(folder: Path) -> None:
-    refused(speed.measure, BenchOptions(model=str(folder), methods=("plain",)), match="give methods that draft")
+    refused(speed.measure, BenchOptions(PROMPTS, str(folder), ("plain",)), match="give methods that draft")
 
 
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Any]:
     what: Any = {"model": str(folder), "methods": ("eagle1", "lantern++:k=3"), "kinds": ("eager",)}
-    return speed.measure(BenchOptions(images=2, batches=(1, 2), is_quiet=True, **what))
+    return speed.measure(BenchOptions(PROMPTS, images=2, batches=(1, 2), is_quiet=True, **what))
 
 
 def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) -> None:
@@ -132,6 +132,7 @@ def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: Pa
     assert [list(one.kinds) for one in seen] == [["cpu"], ["eager"]]
     assert seen[0].baselines == kinds_of(CPU) and list(seen[1].baselines) == ["eager"]
     assert {"cpu+int8", "eager+int8"} <= set(seen[0].baselines)
+    assert len(set(seen[0].prompts)) == len(seen[0].prompts) == 478  # another one for every image
     monkeypatch.setattr(speed, "measure", lambda options: {"results": []})
     assert main(["bench", "--device", "cpu"]) == 1  # all methods failed
 
@@ -157,7 +158,7 @@ def test_slow_variants_that_nobody_asked_for_are_left_out(
     monkeypatch.setattr(speed.contenders, "line_up", line_up)
     monkeypatch.setattr(speed.racing, "warm", lambda one, jobs: None)
     monkeypatch.setattr(speed.racing, "pass_seconds", lambda one, job: milliseconds[one.variant.kind] / 1e3)
-    options = BenchOptions(images=1, kinds=asked, baselines=tuple(milliseconds), dtypes=("fp32",), is_quiet=True)
+    options = BenchOptions((), images=1, kinds=asked, baselines=tuple(milliseconds), dtypes=("fp32",), is_quiet=True)
     monkeypatch.setattr(speed.contenders, "kinds_of", lambda device: tuple(milliseconds))
     field, _, found = speed.field_of(Stable(model), ["eagle1"], options, built(model.sampling()), job(model))
     left = [kind for kind in milliseconds if kind not in slow]

@@ -73,8 +73,9 @@ NOISY = [1.0] * 5 + [1.7] * 5
     [
         ([2.0] * 10, [1.0] * 10, None),
         (NOISY, [1.0] * 10, "no claim: p90/p10 is 1.7 for the baseline"),
-        ([2.0] * 10, NOISY, "no claim: p90/p10 is 1.7 for the method"),
-        ([1.0] * 2 + [1.5] * 8, [1.0] * 10, None),  # a width at the bound
+        ([2.0] * 10, NOISY, None),  # images that take other numbers of steps
+        ([1.0] * 10, [0.5] * 8 + [1.1] * 2, "contains 1"),  # of ten the second largest is an end
+        ([2.0] * 2 + [3.0] * 8, [1.0] * 10, None),  # a width at the bound
         ([1.0, 1.1, 0.95, 1.05] * 3, [1.0] * 12, "contains 1"),
         ([2.0] * 9, [1.0] * 9, "no claim: 9 rounds"),
     ],
