@@ -133,7 +133,7 @@ def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> No
     seen = capsys.readouterr()
     assert "ms/token" in seen.out and "*" in seen.out and "measuring: race" in seen.err
     found = json.loads(out.read_text())
-    assert list(found) == sorted(found) and not (folder / "profile.json").exists()
+    assert not (folder / "profile.json").exists()
     assert found["batch"] == 2 and found["sampling"]["temperature"] == 0.1
     assert found["plain"]["interval_95"] is None and found["plain"]["rounds"] == 3
     assert found["model"]["weights"]
