@@ -204,7 +204,7 @@ class State:
             accepted=sums.accepted,
             reached=sums.reached,
             relaxed=sums.relaxed.float(),
-            total_variation=sums.variation.float(),
+            total_variation=sums.variation.float().clamp(max=self.count),  # 1 a token, where a bound is more
             total_variation_max=sums.largest.clamp(max=1.0),
             is_finite=self.held.total.isfinite(),
             latent_distance=sums.distance.float() if sums.has_distance else None,
