@@ -1,7 +1,7 @@
 """`lantern bench`: speedup over the fastest plain decoding.
 
 All contenders make the same images in one process, in interleaved rounds. Decoding is timed from the text encoder's
-features to tokens, prefill included. Text encoding and VQ decoding cost every method the same and are not timed.
+features to tokens, prefill included; text encoding and VQ decoding, the same for all methods, are not.
 """
 
 import math
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lantern.core.io import sha256_of_lines
 from lantern.eval.intervals import mean_estimate
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import contenders
@@ -34,11 +35,10 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto". Images
-    of one prompt are alike, so `prompts` should be as many as `images`.
+    """Options of a bench. `methods` are specs as for `choose_method`; empty means the model's own and "auto".
 
-    Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
-    `baselines`. Variants of other kinds are left out if short decodings show that they are slow (`field_of`).
+    Images of one prompt are alike: give as many `prompts` as `images`. Empty `kinds` means all of the device. Plain
+    decoding is measured in `baselines` too. Variants that short decodings show to be slow are left out (`field_of`).
     """
 
     prompts: Sequence[str]
@@ -103,6 +103,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "method_specs": specs,
         "sampling": {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
         "seed": options.seed,
+        "prompts": sha256_of_lines(options.prompts),
         "copy_gbps": rounded(copy_gbps),
         "races": races,
         "failed": failed,

@@ -100,7 +100,7 @@ def launched() -> tuple[int, int]:
 
     ValueError for other numbers.
     """
-    stated = [os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE", "")]
+    stated = [os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")]
     if not all(map(str.isdecimal, stated)):
         return 0, 1
     rank, processes = map(int, stated)

@@ -471,11 +471,11 @@ class Generation:
     `steps` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
     reached a node of depth d with children to test, `accepted[:, d]` those that accepted one. `relaxed` counts tokens
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over tokens,
-    `total_variation_max` the maximum over tokens, and `latent_distance` the sum of moved mass times L2 distance (None
-    without codebook vectors). `excess` is the sum over tokens of what their total variation exceeds the rule's bound
-    by, None for rules without one. `seconds` by phase are filled only if timed. `is_finite`: whether the logits that
-    the tokens were sampled from were finite. `known` is the number of tokens of each image where a callback ended the
-    generation, and the others are 0.
+    `total_variation_max` the maximum over tokens, at most 1 where it is a bound, and `latent_distance` the sum of moved
+    mass times L2 distance (None without codebook vectors). `excess` is the sum over tokens of what their total
+    variation exceeds the rule's bound by, None for rules without one. `seconds` by phase are filled only if timed.
+    `is_finite`: whether the logits that the tokens were sampled from were finite. `known` is the number of tokens of
+    each image where a callback ended the generation, and the others are 0.
     """
 
     tokens: Int[Tensor, "b n"]

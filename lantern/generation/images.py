@@ -77,9 +77,10 @@ class Statistics:
 
     `accepted[d]` of `reached[d]` steps accepted a drafted token at depth d + 1. `relaxed` is the share of tokens that
     only a relaxation accepted, `total_variation` what it spent per token, `total_variation_max` the most that it spent
-    on one token; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
-    moved times the L2 distance between the tokens' vectors, per token; None where the model has no codebook. `excess`
-    is the mean over tokens of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
+    on one token, each at most 1; both are NaN (null in JSON) if they were not measured. `latent_distance` is the
+    probability mass it moved times the L2 distance between the tokens' vectors, per token; None where the model has no
+    codebook. `excess` is the mean over tokens of max(total variation - bound, 0) where the rule has a bound, such as
+    LANTERN's delta; else
     None. `seconds` are by phase; each image of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.

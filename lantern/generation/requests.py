@@ -233,7 +233,11 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
         known = ", ".join(CALLBACK_TENSORS)
         raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
     counts = [images] if batch_size is None else [images, batch_size]
-    if any(not isinstance(one, SupportsIndex) or isinstance(one, bool) or index(one) < 1 for one in counts):
+    try:
+        are_counts = all(not isinstance(one, bool) and index(one) >= 1 for one in counts)
+    except TypeError:  # no whole number
+        are_counts = False
+    if not are_counts:
         raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 

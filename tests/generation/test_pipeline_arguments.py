@@ -161,6 +161,7 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"num_images_per_prompt": 0}, "wanted whole numbers from 1"),
     ({"num_images_per_prompt": "2"}, "wanted whole numbers from 1"),
     ({"batch_size": 1.5}, "wanted whole numbers from 1"),
+    ({"batch_size": numpy.ones(2)}, "wanted whole numbers from 1"),
     ({"generator": [1, 2]}, "2 generators for 1 images"),
     ({"generator": -1}, "seed is -1"),
     ({"class_labels": 1}, "give one of them"),
