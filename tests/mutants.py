@@ -213,7 +213,15 @@ verifiers/traversal.py: proof/test_traversal.py
 - normalised(q[node].scatter(1, child, 0.0), q[node])
 + q[node].scatter(1, child, 0.0)
 
+verifiers/rejection.py: verifiers/test_relaxed.py
+- law = (left * (1.0 - chance)[:, None])
++ law = (left * (1.0 - trial.own_p)[:, None])
+- cost = Cost(relaxed, spent, distance, self.relaxation.bound)
++ cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)
+
 verifiers/relaxed.py: verifiers/test_relaxed.py
+- is_relaxed = ~tests.is_best.gather(1, path.nodes) & (path.nodes > 0)
++ is_relaxed = ~tests.is_best.gather(1, path.nodes)
 - log_r = torch.where(has_children[..., None], log_r, log_p)
 + log_r = log_r.clone()
 - ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
@@ -716,6 +724,9 @@ def outcome(tree: Path, mutant: Mutant) -> str:
 def main(wanted: list[str]) -> int:
     """Apply the mutants, print what becomes of each, and return the exit status."""
     chosen = [one for one in mutants() if not wanted or any(part in one.path for part in wanted)]
+    if not chosen:
+        print(f"no mutant is of {', '.join(wanted)}")
+        return 1
     lost = [one for one in chosen if (ROOT / one.path).read_text("utf-8").count(one.old) != 1]
     for one in lost:
         print(f"lost     {one.path}: the text is not there exactly once: {one.old}")
