@@ -112,6 +112,7 @@ def test_some_models_are_not_shared(
     refused(loading.plan_of, "LlamaForCausalLM", 2, match="LlamaForCausalLM has no plan for tensor parallelism")
     with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
         loading.divide_heads(tiny.assemble("janus").target, 3)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
     assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err
