@@ -106,7 +106,7 @@ def bench(
     from lantern.eval.speed.bench import BenchOptions, measure
     from lantern.eval.speed.contenders import kinds_of
     from lantern.eval.speed.race import CutShort
-    from lantern.generation.requests import read_prompts
+    from lantern.generation.requests import read_prompts, shuffled_prompts
     from lantern.models.folder import pick_device
 
     machine.set_threads()
@@ -176,7 +176,7 @@ class Race(Group):
 @command
 def tune(
     model: str = MODEL,
-    prompts_file: str | None = opt(None, "prompts to measure on (default: eight simple ones)", metavar="FILE"),
+    prompts_file: str | None = opt(None, BENCH_PROMPTS_HELP, metavar="FILE"),
     out: Path | None = opt(None, "the profile (default: beside the model, where `auto` finds it)", metavar="FILE"),
     write_model: bool = opt(False, WRITE_HELP),
     json: bool = opt(False, "print the profile as JSON instead of a table"),
@@ -339,6 +339,7 @@ def leaderboard(
     from lantern.eval.boards.table import check_page, figures_of, markdown, rendered
     from lantern.eval.metrics.quality import check_reference, in_order, obstacle
     from lantern.eval.speed.contenders import Variant
+    from lantern.generation.requests import shuffled_prompts
 
     unused = ", ".join(name for name in changed if name not in USED_BY_FROM)
     if results is not None and unused:
@@ -389,19 +390,6 @@ def leaderboard(
     if not any("images" in row for board in found["boards"] for row in board["rows"]):
         failures.append("no method was measured")
     return outcome(failures)
-
-
-def shuffled_prompts(file: str | None, seed: int) -> list[str]:
-    """Return the prompts of a file in an order given by the seed, so that a longer run extends a shorter one."""
-    import torch
-
-    from lantern.core.config import shipped_folder
-    from lantern.generation.requests import read_prompts
-
-    path = file or shipped_folder("assets", "prompts") / "concepts.txt"
-    prompts = read_prompts(str(path))
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed % 2**32))
-    return [prompts[i] for i in order.tolist()]
 
 
 @command

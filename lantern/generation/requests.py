@@ -12,7 +12,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from lantern.core.config import one_line
+from lantern.core.config import one_line, shipped_folder
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -392,6 +392,17 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
     if not prompts:
         raise ValueError(f"{name} holds no prompts, wanted one per line")
     return prompts
+
+
+def shuffled_prompts(file: str | Path | None, seed: int) -> list[str]:
+    """Return the prompts of a file, by default the concepts that come with lantern, in an order given by the seed: a
+    longer run extends a shorter one.
+    """
+    import torch
+
+    prompts = read_prompts(str(file or shipped_folder("assets", "prompts") / "concepts.txt"))
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed % 2**32))
+    return [prompts[i] for i in order.tolist()]
 
 
 def _read(path: str, name: str) -> str:

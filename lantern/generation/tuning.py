@@ -19,7 +19,7 @@ from lantern.decoding.statistics import median_interval, now
 from lantern.drafters.trees import grown
 from lantern.generation.choice import VERSION, describe_machine, has_parts, place_of
 from lantern.generation.generator import Generator
-from lantern.generation.requests import Request, as_requests, check_requests
+from lantern.generation.requests import Request, as_requests, check_requests, shuffled_prompts
 from lantern.methods import METHODS, Method
 from lantern.methods.method import ADD_ONS
 from lantern.models.folder import Model, record_tokens_per_step
@@ -33,16 +33,6 @@ HOPEFUL = 1 / 1.15  # least speedup in the first batch of a candidate that races
 FINALISTS, OF_A_METHOD = 5, 3
 ROUNDS = 3  # least number of a race
 LAST_ROUNDS = 10  # least number of the race of the fastest one alone
-PROMPTS = (
-    "a red apple",
-    "a cat face",
-    "a house",
-    "a green tree",
-    "a yellow banana",
-    "a blue car",
-    "a dog",
-    "a smiling sun",
-)
 Batch = Sequence[Request]
 
 
@@ -180,12 +170,12 @@ def tune(
     """Measure the methods of a model on this machine, and write the fastest one to a profile that "auto" reads.
 
     Each candidate makes one batch; the fastest then race plain decoding on at least `images` images of `prompts`
-    (default: PROMPTS) or of evenly spread classes, `batch` at a time, and the winner alone in LAST_ROUNDS or more on
-    images of another seed, which decide. Relaxed methods are admitted up to a mean total variation of `max_tv` per
-    token, as these images estimate it. `methods` restricts what is measured. Return the profile and its file: `out`, or
-    the place where "auto" finds it. With `writes_model` the tokens per step of windows, which do not depend on the
-    machine, are written into the model's folder. ValueError, before anything is measured, if
-    there is no such place.
+    (default: concepts, shuffled) or of evenly spread classes, `batch` at a time, and the winner alone in LAST_ROUNDS or
+    more on images of another seed, which decide. Relaxed methods are admitted up to a mean total variation of `max_tv`
+    per token, as these images estimate it. `methods` restricts what is measured. Return the profile and its file:
+    `out`, or the place where "auto" finds it. With `writes_model` the tokens per step of windows, which do not depend
+    on the machine, are written into the model's folder. ValueError, before anything is measured, if there is no such
+    place.
     """
     path = out or place_of(model)
     sampled = sampling or model.sampling()
@@ -196,7 +186,7 @@ def tune(
     if writes_model and not windows:
         raise ValueError('tokens per step of windows were not measured: leave "gumbel-jacobi" in --methods')
     count = -(-images // batch)
-    batches = batches_to_measure(model, count, batch, prompts or PROMPTS, seed)
+    batches = batches_to_measure(model, count, batch, prompts, seed)
 
     report("plain decoding")
     plain = METHODS["plain"]
@@ -218,7 +208,7 @@ def tune(
     if good:
         winner = max(good, key=lambda number: found[number]["speedup"])
         report(f"race: plain and {label(entered[winner].name, entered[winner].chosen)}")
-        rounds = batches_to_measure(model, max(count, LAST_ROUNDS), batch, prompts or PROMPTS, seed ^ 1)
+        rounds = batches_to_measure(model, max(count, LAST_ROUNDS), batch, prompts, seed ^ 1)
         baseline, runs = race(model, [plain, entered[winner]], sampled, rounds)
         found[winner] = figures(entered[winner], runs, baseline)
         choice = found[winner] if is_good(found[winner], max_tv) else first
@@ -254,8 +244,11 @@ def label(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def batches_to_measure(model: Model, rounds: int, batch: int, prompts: Sequence[str], seed: int) -> list[Batch]:
-    """Return the images to measure on: prompts one after another, or evenly spread classes."""
+    """Return the images to measure on: prompts one after another, by default shuffled concepts, or evenly spread
+    classes.
+    """
     count, classes = rounds * batch, model.target.config.num_classes
+    prompts = prompts or shuffled_prompts(None, seed)
     subjects = [prompts[i % len(prompts)] if model.takes_prompts else i * classes // count for i in range(count)]
     requested = as_requests(subjects, seed)
     check_requests(model, requested)

@@ -12,7 +12,17 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.statistics import median_interval
 from lantern.drafters.trees import StaticTree, named
 from lantern.generation.requests import Request
-from lantern.generation.tuning import FINALISTS, LAST_ROUNDS, OF_A_METHOD, Timing, candidates, race, swept, tune
+from lantern.generation.tuning import (
+    FINALISTS,
+    LAST_ROUNDS,
+    OF_A_METHOD,
+    Timing,
+    batches_to_measure,
+    candidates,
+    race,
+    swept,
+    tune,
+)
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 from tests.refusals import refused
@@ -151,6 +161,11 @@ def test_the_winner_is_confirmed_on_other_images(
     assert profile["choice"]["method"] == chosen and (best["rounds"], best["speedup"]) == (LAST_ROUNDS, 1.25)
     assert best["interval_95"] == [1.25 if slow == 1 else 0.5, 1.25]
     assert all(one["interval_95"] is None for one in others)  # of four rounds and of one
+
+
+def test_images_are_of_other_prompts(model: Model) -> None:
+    found = [[one.prompt for [one] in batches_to_measure(model, 10, 1, (), seed)] for seed in (0, 1)]
+    assert len(set(found[0])) == 10 and found[0] != found[1]
 
 
 @pytest.mark.parametrize(("in_race", "chosen"), [(0.05, "lantern++"), (0.08, "plain")])
