@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from lantern.cli.command import run_command
-from lantern.cli.measure import leaderboard, shuffled_prompts
+from lantern.cli.measure import leaderboard
 from lantern.eval.boards import board, table
 from lantern.eval.boards.board import expand, parse_pair, shipped
 from lantern.eval.boards.plot import save
@@ -23,6 +23,7 @@ from lantern.eval.metrics import quality
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import Variant, name_of
 from lantern.eval.speed.race import pack
+from lantern.generation.requests import shuffled_prompts
 from lantern.methods import METHODS
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
