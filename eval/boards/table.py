@@ -148,7 +148,7 @@ def pair_of(header: Line, lines: Sequence[Line], spec: str, other: str) -> dict[
 
 
 def p_value(differences: np.ndarray, side: float) -> float | None:
-    """Return the p-value of Wilcoxon's test of paired differences, 1 if its sign is not that of `side`; None for 0."""
+    """Return the p-value of Wilcoxon's paired test, 1 if its sign is not that of `side`; None if nothing differs."""
     from scipy.stats import wilcoxon
 
     if not differences.any():

@@ -80,13 +80,12 @@ class Statistics:
     on one token, each at most 1; both are NaN (null in JSON) if they were not measured. `latent_distance` is the
     probability mass it moved times the L2 distance between the tokens' vectors, per token; None where the model has no
     codebook. `excess` is the mean over tokens of max(total variation - bound, 0) where the rule has a bound, such as
-    LANTERN's delta; else
-    None. `seconds` are by phase; each image of a batch has an equal share.
-    `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
-    in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
-    It is None for an interrupted image: `tokens` then counts the decoded ones.
-    `tokens` are the generated ones, `steps` the passes but those that only read the prompt or tokens kept from the
-    start. `forced` other tokens were kept of an init image; those behind a generated one count as accepted drafts.
+    LANTERN's delta; else None. `seconds` are by phase; each image of a batch has an equal share. `method_reason` is why
+    method "auto" chose this method; empty if it was given. `promise` is what the image has in common with plain
+    decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it. It is None for an
+    interrupted image: `tokens` then counts the decoded ones. `tokens` are the generated ones, `steps` the passes but
+    those that only read the prompt or tokens kept from the start. `forced` other tokens were kept of an init image;
+    those behind a generated one count as accepted drafts.
     """
 
     method: str

@@ -248,7 +248,8 @@ def batches_to_measure(model: Model, rounds: int, batch: int, prompts: Sequence[
     classes.
     """
     count, classes = rounds * batch, model.target.config.num_classes
-    prompts = prompts or shuffled_prompts(None, seed)
+    if model.takes_prompts and not prompts:
+        prompts = shuffled_prompts(None, seed)
     subjects = [prompts[i % len(prompts)] if model.takes_prompts else i * classes // count for i in range(count)]
     requested = as_requests(subjects, seed)
     check_requests(model, requested)

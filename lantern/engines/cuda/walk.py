@@ -280,7 +280,7 @@ def walk_kernel(
                         else:
                             apart = tl.abs(weight * rest - common) + tl.abs(chance + weight * last - own_p)
                             apart += tl.sum(tl.where(is_moved, tl.abs(weight * last_near - p_near), 0.0), 0)
-                            spent += apart * 0.5 - tl.abs(gain)
+                            spent += apart * 0.5 - tl.abs(gain)  # in place of the gain, added above
                     if sum_new > TINY:
                         current = 1 - current
                         p_scale = tl.div_rn(1.0, sum_new)
