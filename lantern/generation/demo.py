@@ -196,18 +196,18 @@ def image_html(name: str, mark: Mark, pixels: UInt8[Tensor, "h w 3"], file: str 
     return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 
-def acceptance_map(side: Side) -> tuple[Image, list[tuple[Float[np.ndarray, "h w"], str]]]:
-    """Return an image and what is drawn over it, each with its legend, as `gradio.AnnotatedImage` takes them.
+def acceptance_map(side: Side, steps: int) -> tuple[Image, list[tuple[Float[np.ndarray, "h w"], str]]]:
+    """Return an image after so many steps and what is drawn over it, with legends, as `gradio.AnnotatedImage` takes it.
 
-    Tokens are shaded by the number of tokens of their step; the middle of a relaxed one is marked.
+    Tokens are shaded by the number of tokens of their step; the middle of a relaxed one is marked. Later ones are grey.
     """
-    pixels, columns = side.picture.pixels, side.picture.columns
-    assert pixels is not None
-    runs = torch.tensor([mark.known for mark in side.marks]).diff(prepend=torch.zeros(1, dtype=torch.long))
-    length = runs.repeat_interleave(runs).view(-1, columns)
+    marks, tokens = side.marks[:steps], side.picture.tokens
+    pixels = side.generator.partial_pixels(tokens, marks[-1].known)
+    runs = torch.tensor([mark.known for mark in marks]).diff(prepend=torch.zeros(1, dtype=torch.long))
+    length = pad(runs.repeat_interleave(runs), (0, len(tokens) - marks[-1].known)).view(-1, side.picture.columns)
     side_of_token = len(pixels) // len(length)
     relaxed = torch.zeros(length.numel())
-    relaxed[[place for mark in side.marks for place in mark.relaxed]] = 1.0
+    relaxed[[place for mark in marks for place in mark.relaxed]] = 1.0
 
     def over(opacity: Float[Tensor, "rows columns"], margin: int = 0) -> Float[np.ndarray, "h w"]:
         token = torch.ones(side_of_token - 2 * margin, side_of_token - 2 * margin)
@@ -239,23 +239,28 @@ def build_page(sides: SideBySide) -> Any:
         try:
             (request,) = with_warnings(model, [sides.request(subject, int(seed))], warn=gr.Warning)
             sampling = model.sampling(guidance=float(guidance))
-            yield "", "", f"decoding by {method}", None, past, past
+            yield unfinished("", "", f"decoding by {method}", past)
             other = sides.decode(request, method, sampling)
-            yield "", "", "plain decoding", None, past, past
+            yield unfinished("", "", "plain decoding", past)
             plain = sides.decode(request, "plain", sampling)
             *times, end = max(plain, other, key=lambda side: side.marks[-1]).times()
             begin = time.perf_counter()
             for now in times:
                 time.sleep(max(0.0, begin + now * min(1.0, LONGEST / end) - time.perf_counter()))
-                yield image_html("plain", *plain.at(now)), image_html(method, *other.at(now)), "", None, past, past
+                yield unfinished(image_html("plain", *plain.at(now)), image_html(method, *other.at(now)), "", past)
             numbers = table(Comparison(plain.picture, other.picture))
             label = f"{request.subject}, {other.picture.statistics.method}, seed {request.seed}"
             past = [(to_image(other.at(end)[1]), label), *past][:24]
             left = image_html("plain", *plain.at(end), f"plain-{request.seed}.png")
             right = image_html(method, *other.at(end), f"{method}-{request.seed}.png")
-            yield left, right, numbers, acceptance_map(other), past, past
+            count = len(other.marks)
+            slider = gr.Slider(maximum=count, value=count, visible=True)
+            yield left, right, numbers, acceptance_map(other, count), past, past, other, slider
         except Exception as error:  # an error of one image is shown on the page and ends nothing
             raise gr.Error(one_line(error), print_exception=False) from None
+
+    def unfinished(left: str, right: str, text: str, past: list[Any]) -> tuple[Any, ...]:
+        return left, right, text, None, past, past, None, gr.Slider(visible=False)
 
     @cache
     def first() -> tuple[Any, ...]:
@@ -263,7 +268,7 @@ def build_page(sides: SideBySide) -> Any:
 
     with gr.Blocks(title=f"lantern: {model.name}", analytics_enabled=False) as page:
         gr.Markdown(f"# lantern: {model.name}\nPlain decoding and a method of speculative decoding, side by side.")
-        past, own = gr.State([]), model.sampling().guidance
+        past, decoded, own = gr.State([]), gr.State(), model.sampling().guidance
         with gr.Row():
             what = "Prompt" if model.takes_prompts else "Class"
             subject = gr.Textbox(sides.examples[0], label=what, elem_id="subject", scale=3)
@@ -280,13 +285,16 @@ def build_page(sides: SideBySide) -> Any:
                 accepted = gr.AnnotatedImage(
                     color_map=colours, label="Tokens of a step; one where unmarked", elem_id="accepted"
                 )
+                step = gr.Slider(1, 2, step=1, label="Steps", elem_id="steps", visible=False)
             with gr.Column(min_width=300):
                 numbers = gr.Markdown(elem_id="numbers")
         gallery = gr.Gallery(label="Past images", columns=8, height=200, elem_id="gallery", interactive=False)
-        given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
+        given = [subject, method, guidance, seed, past]
+        shown = [plain, other, numbers, accepted, gallery, past, decoded, step]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
         page.load(first, None, shown, **options)  # an image before the first click, made for the first visitor
         gr.on([button.click, subject.submit], fill, given, shown, **options)
+        step.input(acceptance_map, [decoded, step], accepted, trigger_mode="always_last", **options)
     return page.queue(max_size=16)
 
 

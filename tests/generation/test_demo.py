@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,7 +46,7 @@ def test_both_sides_are_the_pictures_of_the_generator(sides: SideBySide, method:
     assert picture.pixels is not None and torch.equal(made.picture.tokens, picture.tokens)
     assert torch.equal(made.at(made.marks[-1].seconds)[1], picture.pixels)
     assert len(made.marks) == made.picture.statistics.steps
-    assert acceptance_map(made)[0].size == (picture.pixels.shape[1], picture.pixels.shape[0])
+    assert acceptance_map(made, len(made.marks))[0].size == (picture.pixels.shape[1], picture.pixels.shape[0])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_marks_hold_the_relaxed_tokens(sides: SideBySide) -> None:
     made = side(sides, "tolerance")
     places = [place for mark in made.marks for place in mark.relaxed]
     assert places and len(places) == round(made.picture.statistics.relaxed * 16)
-    *_, (mask, legend) = acceptance_map(made)[1]
+    *_, (mask, legend) = acceptance_map(made, len(made.marks))[1]
     assert legend == demo.MARK and (mask.reshape(4, 2, 4, 2).max((1, 3)).ravel().nonzero()[0] == sorted(places)).all()
 
 
@@ -152,14 +153,15 @@ def test_methods_stand_in_groups_with_a_line_each(sides: SideBySide) -> None:
 def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
     made, known = side(sides, "plain"), (1, 3, 7, 8, 16)  # runs of 1, 2, 4, over the end of a row, 1 and 8
     marks = [Mark(0.0, end, i, (1,) if end == 3 else ()) for i, end in enumerate(known)]
-    found = {legend: mask for mask, legend in acceptance_map(replace(made, marks=marks))[1]}
+    found = {legend: mask for mask, legend in acceptance_map(replace(made, marks=marks), 5)[1]}
     tokens = {legend: mask.reshape(4, 2, 4, 2).max((1, 3)).ravel() for legend, mask in found.items()}
     places = {legend: values.nonzero()[0].tolist() for legend, values in tokens.items()}
     two, four, eight = (shade.legend for shade in SHADES)
     assert places == {two: [1, 2], four: [3, 4, 5, 6], eight: [*range(8, 16)], demo.MARK: [1]}
     assert all(tokens[shade.legend].max() == pytest.approx(shade.opacity) for shade in SHADES)
-    marks = [Mark(0.0, end, end) for end in range(1, 17)]
-    assert acceptance_map(replace(made, marks=marks))[1] == []
+    pixels, masks = acceptance_map(replace(made, marks=marks), 2)  # three tokens of the first row
+    assert [legend for _, legend in masks] == [two, demo.MARK] and (np.asarray(pixels)[2:] == 128).all()
+    assert acceptance_map(made, len(made.marks))[1] == []
 
 
 def test_an_image_can_be_saved(sides: SideBySide) -> None:
