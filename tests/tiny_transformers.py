@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.transformers import emu35
 from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
@@ -20,7 +23,7 @@ DATA = Path(__file__).parent / "data"
 MODELS = json.loads((DATA / "tiny_models.json").read_text())
 MODELS["lumina"] = {name: value for name, value in MODELS["chameleon"].items() if name != "processor"}
 # height and width of the images of families that have several
-SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64), "glm_image": (64, 96)}
+SIZES = {"emu3": (24, 32), "emu3.5": (6, 8), "lumina": (4, 8), "simplear": (48, 64), "glm_image": (64, 96)}
 # patterns in names of tensors here, and what they are in releases and in other libraries
 NAMES = json.loads((DATA / "released_names.json").read_text())
 
@@ -77,6 +80,10 @@ def processor(family: str) -> Any:
     import transformers
 
     made = MODELS[family]
+    if family == "emu3.5":
+        with TemporaryDirectory() as folder:
+            save_ranks(Path(folder))
+            return emu35.read_tokenizer(Path(folder))
     words = tokenizer(made["words"], **made["special"])
     if "processor" not in made:
         return words
@@ -156,6 +163,22 @@ def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
     return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
 
 
+def emu35_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy tokens of the library for an image of 3 rows of 4 tokens with newlines between them, with guidance 5."""
+    ends = f"USER: {prompt} ASSISTANT:", "USER:  ASSISTANT:"
+    begins = "<|extra_203|>You are a helpful assistant for t2i task. ", "<|extra_203|>You are a helpful assistant. "
+    image = " <|extra_100|><|image start|>3*4<|image token|>"
+    texts = [begin + end + image for begin, end in zip(begins, ends, strict=True)]
+    ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
+    newline, visual = words.convert_tokens_to_ids("<|extra_200|>"), list(range(len(words), len(words) + 24))
+
+    def allowed(_: int, seen: torch.Tensor) -> list[int]:
+        return [newline] if (len(seen) - ids.shape[1] + 1) % 5 == 0 else visual
+
+    found = greedy(model, ids, negative, allowed, count=14, guidance=5.0)
+    return found[found != newline] - len(words)
+
+
 def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     """Greedy tokens of the library for an image of 2 x 3 tokens, behind those of the small grid of 13 x 19."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
@@ -202,7 +225,26 @@ def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int,
         with TemporaryDirectory() as folder:
             save_vqgan(model, Path(folder))
             made.vq.read(Path(folder))
+    if family == "emu3.5":
+        with TemporaryDirectory() as folder:
+            save_ibq(model, Path(folder))
+            made.vq.read(Path(folder))
     return made
+
+
+def save_ranks(folder: Path) -> None:
+    """Write the words of a tiny Emu3.5 as they are released: bytes, and then longer ones, with their ranks."""
+    words = [*(bytes([i]) for i in range(256)), *(word.encode() for word in MODELS["emu3.5"]["words"])]
+    lines = [f"{b64encode(word).decode()} {rank}\n" for rank, word in enumerate(words)]
+    (folder / emu35.WORDS).write_text("".join(lines))
+
+
+def save_ibq(model: Any, folder: Path) -> None:
+    """Write a VQ tokenizer for a tiny Emu3.5 as it is released."""
+    torch.manual_seed(1)
+    made = randomise(VQVAE(VQConfig(codebook_l2_norm=False, **model.config.vq_config)))
+    state = {name: tensor for name, tensor in made.state_dict().items() if name != emu35.CODEBOOK_USED}
+    torch.save({"state_dict": renamed(state, "vqgan")}, folder / emu35.PIXELS)
 
 
 def save_vqgan(model: Any, folder: Path) -> None:
@@ -220,6 +262,13 @@ def save(family: str, folder: Path, model: Any = None) -> Path:
     """Write a model, by default a new one, and its processor as they are released."""
     model = model or make(family)
     model.save_pretrained(folder)
+    if family == "emu3.5":  # whose class is their own
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "Emu3", "architectures": ["Emu3ForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config))
+        save_ranks(folder)
+        save_ibq(model, folder)
+        return folder
     processor(family).save_pretrained(folder)
     if family == "chameleon":  # the decoder is among the weights
         state = load_file(folder / "model.safetensors")

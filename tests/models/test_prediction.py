@@ -39,12 +39,12 @@ def save(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["janus", "emu3", "chameleon", "liquid", "simplear"])
+@pytest.mark.parametrize("family", ["janus", "emu3", "emu3.5", "chameleon", "liquid", "simplear"])
 def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str) -> None:
     size = tiny.SIZES.get(family)
     tiny.save(family, tmp_path)
     found = predict(tmp_path, torch.float32, size=size)
-    loaded = ("text", "vq") if family in ("chameleon", "liquid") else ("text",)
+    loaded = ("text", "vq") if family in ("chameleon", "emu3.5", "liquid") else ("text",)
     parts: Any = load_model(tmp_path, parts=loaded, size=size)
     weights = sum(weight.nbytes for name, weight in parts.target.named_parameters() if "vqmodel" not in name)
     assert found.weights == 4 * found.parameters == weights
@@ -54,7 +54,9 @@ def test_sizes_are_those_of_the_model_that_is_loaded(tmp_path: Path, family: str
     assert found.read == weights - sum(tables.values())
     tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
     begun = begin(Plain(parts.target, Sampling()), Condition(tokens=tokens, mask=tokens.bool()), keys=[(0, 0)])
-    spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
+    spare = (
+        2 * 2 * 2 * 2 * 8 * 4 if family in ("emu3", "emu3.5") else 0
+    )  # the slot of the last row's newline, never read
     assert found.cache == begun.cache.buffer.nbytes - spare
     assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]
 

@@ -2,9 +2,12 @@
 
 import copy
 import json
+import re
 import shutil
+import unicodedata
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
+from lantern.models.transformers import emu35
 from lantern.models.transformers.chameleon import read_decoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.target import causal_target
@@ -43,6 +47,7 @@ PROMPTS = ["a red apple", "the sky"]
 CASES: dict[str, tuple[Callable[[Any, Any, str], torch.Tensor], float]] = {
     "janus": (tiny.janus_tokens, 5.0),
     "emu3": (tiny.emu3_tokens, 3.0),
+    "emu3.5": (tiny.emu35_tokens, 5.0),
     "chameleon": (tiny.chameleon_tokens, 3.0),
     "lumina": (tiny.lumina_tokens, 4.0),
     "liquid": (tiny.liquid_tokens, 7.0),
@@ -368,6 +373,9 @@ def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
     if name == "janus":  # LlamaGen's rule: the largest cosine
         found = library.quant_conv(library.encoder(normal)).movedim(1, -1).flatten(0, 2)
         expected = torch.cosine_similarity(found[:, None], library.quantize.embedding.weight[None], dim=-1).argmax(1)
+    elif name == "emu3.5":  # the largest product
+        found = library.latents(normal).movedim(1, -1).flatten(0, 2)
+        expected = (found[:, None] * library.quantize.embedding.weight).sum(-1).argmax(1)
     elif name == "emu3":
         expected = torch.stack(list(library.encode(normal, torch.tensor([normal.shape[2:]] * 2)).image_tokens))
     else:
@@ -447,6 +455,36 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_pa
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (made / name).unlink()
     assert "model_type is 'gemma', wanted one of janus" in refused(load_model, made)
+
+
+@pytest.mark.parametrize("text", ["a red  apple", "redapple apples", "été\u0301 42!", "<|image start|>a"])
+def test_words_of_emu35_are_joined_in_the_order_of_their_ranks(text: str) -> None:
+    words = [word.encode() for word in tiny.MODELS["emu3.5"]["words"]]
+    ids: list[int] = []
+    for part in re.split(r"(<\|image start\|>)", unicodedata.normalize("NFC", text)):
+        found = [] if part.startswith("<|") else [bytes([one]) for one in part.encode()]
+        while pairs := [words.index(one + two) for one, two in pairwise(found) if one + two in words]:
+            joined = words[min(pairs)]
+            at = next(i for i, (one, two) in enumerate(pairwise(found)) if one + two == joined)
+            found[at : at + 2] = [joined]
+        ids += [256 + words.index(word) if word in words else word[0] for word in found]
+        ids += [262 + emu35.SPECIAL.index(part)] if part.startswith("<|") else []
+    assert processor("emu3.5")(text)["input_ids"] == ids
+
+
+def test_files_that_emu35_lacks_are_named(root: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"size": tiny.SIZES["emu3.5"]}
+    made = shutil.copytree(folder("emu3.5", root), tmp_path / "emu35")
+    (made / "model.ckpt").unlink()
+    assert "holds no VQ tokenizer: put model.ckpt of Emu3.5-VisionTokenizer" in refused(load_model, made, **how)
+    assert load_model(made, parts=("text",), **how).target.config.raster.newline == 473 - 8
+    for content, message in (
+        (b"IQ== 0\nIg== 1\n", "emu3.tiktoken has 213 words with the special ones, the model 473 before those of"),
+        (b"no words", "emu3.tiktoken is no file of words and ranks"),
+        (None, "holds no emu3.tiktoken: copy it from src/tokenizer_emu3_ibq of Emu3.5's repository"),
+    ):
+        (made / "emu3.tiktoken").unlink() if content is None else (made / "emu3.tiktoken").write_bytes(content)
+        assert message in refused(load_model, made, parts=("text",), **how)
 
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def decoder_of(state: Mapping[str, Tensor], config: Any, *, source: Path) -> VQD
     check_finite(found, source=source)
     with torch.device("meta"):
         made = VQDecoder(config)
-    renamed = _renamed(found, len(config.channel_multiplier))
+    renamed = of_vqgan(found, len(config.channel_multiplier))
     check_state(renamed, made.state_dict(), source=source)
     made.load_state_dict({name: tensor.float() for name, tensor in renamed.items()}, assign=True)
     return made.eval().requires_grad_(False)
@@ -126,10 +126,10 @@ def checkpoint_state(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def _renamed(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
-    """Return released tensors under LlamaGen's names, whose levels begin with the lowest resolution.
+def of_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
+    """Return VQGAN's tensors under LlamaGen's names, whose decoder begins with the lowest resolution.
 
-    The release begins with the highest, which alone has no upsampling; some conversions have them in LlamaGen's order.
+    VQGAN's begins with the highest, which alone has no upsampling; some conversions have LlamaGen's order.
     """
     is_released = "decoder.up.0.upsample.conv.weight" not in state
 
@@ -139,8 +139,9 @@ def _renamed(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     found = {}
     for name, tensor in state.items():
         for place, part in enumerate(("block_1", "attn_1", "block_2")):
-            name = name.replace(f"decoder.mid.{part}.", f"decoder.mid.{place}.")
-        found[re.sub(r"^decoder\.up\.(\d+)\.", level, name).replace(".block.", ".res.")] = tensor
+            name = name.replace(f".mid.{part}.", f".mid.{place}.")
+        name = re.sub(r"^decoder\.up\.(\d+)\.", level, name).replace("encoder.down.", "encoder.conv_blocks.")
+        found[name.replace(".block.", ".res.")] = tensor
     return found
 
 

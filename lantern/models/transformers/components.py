@@ -14,6 +14,8 @@ from lantern.core.types import Condition, Raster
 from lantern.models.llamagen.vqvae import check_tokens
 from lantern.models.transformers.target import TransformersTarget
 
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # how transformers reads a folder
+
 
 @dataclass(frozen=True)
 class PixelConfig:
@@ -157,9 +159,20 @@ class Components:
     generation: Mapping[str, Any]
 
 
+def read_by(name: str) -> Callable[[Path], Any]:
+    """Return a function that reads a folder's processor by a class of transformers."""
+
+    def read(folder: Path) -> Any:
+        import transformers
+
+        return getattr(transformers, name).from_pretrained(folder, **LOCAL)
+
+    return read
+
+
 @dataclass(frozen=True)
 class Family:
-    """How a family loads: transformers' classes of model and processor, and what makes `Components` of both.
+    """How a family loads: transformers' class of the model, what reads the processor, what makes `Components` of both.
 
     `assemble` takes the model, its processor or None, and (height, width) in pixels or None. Families of causal
     language models are known by a `token` of the tokenizer, whose tokens those of images follow. Without `has_pixels`
@@ -167,7 +180,7 @@ class Family:
     """
 
     model: str
-    processor: str
+    processor: Callable[[Path], Any]
     assemble: Callable[[Any, Any | None, tuple[int, int] | None], Components]
     token: str = ""
     has_pixels: bool = True

@@ -16,22 +16,20 @@ import torch
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
 from lantern.core.process import quiet
-from lantern.models.transformers import chameleon, emu3, janus, tokens_only
-from lantern.models.transformers.components import Components, Family
+from lantern.models.transformers import chameleon, emu3, emu35, janus, tokens_only
+from lantern.models.transformers.components import LOCAL, Components, Family, read_by
 
+WHOLE, WORDS = read_by("AutoProcessor"), read_by("AutoTokenizer")
 # by name, mostly the model_type of config.json
 FAMILIES = {
-    "janus": Family("JanusForConditionalGeneration", "AutoProcessor", janus.assemble),
-    "emu3": Family("Emu3ForConditionalGeneration", "AutoProcessor", emu3.assemble),
-    "chameleon": Family("ChameleonForConditionalGeneration", "AutoProcessor", chameleon.assemble),
-    "lumina": Family("ChameleonForConditionalGeneration", "AutoTokenizer", chameleon.assemble_lumina),
-    "liquid": Family("GemmaForCausalLM", "AutoTokenizer", chameleon.assemble_liquid, token="<boi>"),
-    "simplear": Family(
-        "Qwen2ForCausalLM", "AutoTokenizer", tokens_only.assemble_simplear, token="<|t2i|>", has_pixels=False
-    ),
-    "glm_image": Family(
-        "GlmImageForConditionalGeneration", "AutoProcessor", tokens_only.assemble_glm_image, has_pixels=False
-    ),
+    "janus": Family("JanusForConditionalGeneration", WHOLE, janus.assemble),
+    "emu3": Family("Emu3ForConditionalGeneration", WHOLE, emu3.assemble),
+    "emu3.5": Family("Qwen3ForCausalLM", emu35.read_tokenizer, emu35.assemble),
+    "chameleon": Family("ChameleonForConditionalGeneration", WHOLE, chameleon.assemble),
+    "lumina": Family("ChameleonForConditionalGeneration", WORDS, chameleon.assemble_lumina),
+    "liquid": Family("GemmaForCausalLM", WORDS, chameleon.assemble_liquid, token="<boi>"),
+    "simplear": Family("Qwen2ForCausalLM", WORDS, tokens_only.assemble_simplear, token="<|t2i|>", has_pixels=False),
+    "glm_image": Family("GlmImageForConditionalGeneration", WHOLE, tokens_only.assemble_glm_image, has_pixels=False),
 }
 TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
@@ -43,6 +41,7 @@ BODIES = {
     "ChameleonForConditionalGeneration": "model",
     "GemmaForCausalLM": "model",
     "Qwen2ForCausalLM": "model",
+    "Qwen3ForCausalLM": "model",
 }
 DIVIDED = {
     **{f"self_attn.{letter}_proj": "colwise" for letter in "qkv"},
@@ -57,6 +56,8 @@ def family_of(folder: Path) -> Family:
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
+    if kind == "Emu3":  # the release's own class; transformers' "emu3" is another
+        kind = "emu3.5"
     if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
         files = (path for name in TOKENIZERS if (path := folder / name).is_file())
         words = b"".join(path.read_bytes() for path in files)
@@ -75,7 +76,7 @@ def class_of(folder: Path, family: Family) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     named = (read_json_object(folder / CONFIG_NAME, most=MOST_BYTES).get("architectures") or [""])[0]
-    is_another = family.model in CAUSAL.values() and named in CAUSAL.values()
+    is_another = bool(family.token) and named in CAUSAL.values()
     return getattr(transformers, named if is_another else family.model)
 
 
@@ -94,21 +95,17 @@ def load(
     With `processes`, those that `torchrun` started, each loads its share of the layers (`plan_of`). Only local files
     are read, and no code from the folder is run. ValueError names what is missing or damaged.
     """
-    import transformers
-
     family = family_of(folder)
     if verify:
         verify_files(folder, read_checksums(folder))
     kind = class_of(folder, family)
-    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     share = {} if processes == 1 else {"distributed_config": plan_of(kind.__name__, processes)}
     try:
         with quiet():
             model, report = kind.from_pretrained(
-                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
+                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **LOCAL, **share
             )
-            words = getattr(transformers, family.processor)
-            processor = words.from_pretrained(folder, **how) if "text" in parts or family.token else None
+            processor = family.processor(folder) if "text" in parts or family.token else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
@@ -131,8 +128,8 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
     family = family_of(folder)
     kind = class_of(folder, family)
     try:
-        config = kind.config_class.from_pretrained(folder, local_files_only=True)
         with quiet(), torch.device("meta"):
+            config = kind.config_class.from_pretrained(folder, local_files_only=True)
             model = kind._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as above
         raise ValueError(f"{folder / CONFIG_NAME} is no config of {kind.__name__}: {one_line(error)}") from error

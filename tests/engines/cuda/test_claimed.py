@@ -141,7 +141,7 @@ def test_captured_rounds_of_kernels_have_tensors_of_the_device_only_and_wait_for
     assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed == 2
 
 
-OTHERS = ("lantern-emoji", "janus", "emu3", "chameleon", "lumina", "liquid")
+OTHERS = ("lantern-emoji", "janus", "emu3", "emu3.5", "chameleon", "lumina", "liquid")
 
 
 @pytest.mark.parametrize("name", ["toy", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])

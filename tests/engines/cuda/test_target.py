@@ -222,6 +222,7 @@ def test_a_sequence_longer_than_the_positions_is_refused() -> None:
     [
         ("janus", None),
         ("emu3", "newline tokens behind rows of tokens"),
+        ("emu3.5", "newline tokens behind rows of tokens"),
         ("chameleon", "norms of queries and keys"),
         ("liquid", "activation gelu_pytorch_tanh"),
         ("simplear", "biases in layers"),
