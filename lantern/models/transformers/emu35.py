@@ -1,5 +1,4 @@
-"""Emu3.5 (arXiv:2510.26583): Qwen3's layers, a vocabulary that ends with the tokens of images, and a newline token
-behind each row of them.
+"""Emu3.5 (arXiv:2510.26583): Qwen3's layers, tokens at the end of the vocabulary, a newline token behind each row.
 
 The unconditional row is a prompt without words. The release lets the model write text before an image and choose its
 size; here the image begins at once, with its size given. Its words are in `emu3.tiktoken`, its VQ tokenizer, IBQ
