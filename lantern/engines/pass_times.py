@@ -41,6 +41,7 @@ WARM_BUDGET = 1.5  # seconds of passes that are not measured
 CERTAIN = 1.06  # most width of the interval of a ratio T(n) / T(1)
 EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its tokens
 NOISE = 1.05  # most time of a pass, as a multiple of that of a pass over more tokens
+NEAR = 0.95  # least speed of a window, as a share of the fastest one's, at which it is chosen for being shorter
 # Tokens per step of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
 TOKENS = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
@@ -48,21 +49,23 @@ _KEPT: dict[Path, dict[int, float]] = {}  # measured by this process: the user's
 
 
 def pass_times(engine: "Engine", target: Target, *, rows: int = 2) -> dict[int, float]:
-    """Return T(n): seconds of a pass over n tokens of one image, for n of NODES, as far as they are certain.
+    """Return T(n): seconds of a pass over n tokens of one image, for n of NODES.
 
     `rows` are the guidance rows of the image. Times are read from the user's cache where this machine, version, engine,
-    dtype and shape have been measured before (`measure`); the values of weights do not matter. Times of which only T(1)
-    is certain, or which are not steady, are not kept.
+    dtype and shape have been measured before (`measure`); the values of weights do not matter. Times that are not
+    certain are kept by this process alone, those that are not steady are not kept.
     """
     path = _path(engine, target, rows)
     kept = _KEPT.get(path) or _read(path)
     if kept is not None:
         return kept
     is_replayed = engine.captures and target.tok_embeddings.weight.device.type == "cuda"
-    found = measure(engine.prepare(target), rows=rows, is_replayed=is_replayed)
+    found, are_certain = measure(engine.prepare(target), rows=rows, is_replayed=is_replayed)
     if not is_steady(found):
         return found
     _KEPT[path] = found
+    if not are_certain:
+        return found
     try:
         write_json(path, {"seconds": {str(n): seconds for n, seconds in found.items()}})
     except OSError as error:
@@ -81,11 +84,12 @@ def is_steady(times: Mapping[int, float]) -> bool:
 
 
 def best_window(times: Mapping[int, float], tokens: Mapping[int, float] = TOKENS) -> int:
-    """Return the window, 2 or longer, with the most tokens per second; `tokens` are the tokens per step of each
-    window. It is 2 where no times are known.
+    """Return the shortest window, 2 or longer, that is NEAR the one with the most tokens per second, so that the load
+    by other programs seldom changes the choice; `tokens` are the tokens per step of each window. It is 2 where no times
+    are known.
     """
-    lengths = [n for n in tokens if 2 <= n <= max(times)]
-    return max(lengths, key=lambda n: tokens[n] / time_of(times, n), default=2)
+    speeds = {n: tokens[n] / time_of(times, n) for n in sorted(tokens) if 2 <= n <= max(times)}
+    return next((n for n, speed in speeds.items() if speed >= NEAR * max(speeds.values())), 2)
 
 
 def time_of(times: Mapping[int, float], nodes: int) -> float:
@@ -99,14 +103,15 @@ def time_of(times: Mapping[int, float], nodes: int) -> float:
 @torch.no_grad()
 def measure(
     target: Target, *, rows: int = 2, patience: float = PATIENCE, is_replayed: bool = False
-) -> dict[int, float]:
+) -> tuple[dict[int, float], bool]:
     """Return T(n) of a prepared target, measured now, with half of the image in the cache; `is_replayed`: of graphs.
+    And whether all times are certain.
 
     Every pass over n tokens is between two over a single token, and only its ratio to their mean counts, since the load
     by other programs changes: T(1) is the least time, T(n) that times the median ratio. Rounds over all sizes go on
     until the order is certain: until the interval that holds the median with a probability of 95 % is as narrow as
-    CERTAIN for each size. Sizes for which it is not after `patience` seconds are left out, and so is one that is faster
-    than a smaller size by more than NOISE.
+    CERTAIN for each size, at most for `patience` seconds. A size that is faster than a smaller one by more than NOISE
+    is left out.
     """
     with on_device(target.tok_embeddings.weight.device):
         # they hold the memory that graphs read
@@ -123,7 +128,9 @@ def replayed(run: Callable[[], object]) -> Callable[[], object]:
     return capture(run)[0].replay
 
 
-def _measure(target: Target, passes: Mapping[int, Callable[[], object]], patience: float) -> dict[int, float]:
+def _measure(
+    target: Target, passes: Mapping[int, Callable[[], object]], patience: float
+) -> tuple[dict[int, float], bool]:
     device, begun = target.tok_embeddings.weight.device, time.perf_counter()
     next(iter(passes.values()))()  # the first pass allocates memory
     for run in list(passes.values())[:LEAST]:
@@ -136,7 +143,8 @@ def _measure(target: Target, passes: Mapping[int, Callable[[], object]], patienc
     singles, ratios = list[float](), {n: list[float]() for n in sizes}
     for rounds in count():
         is_late = rounds >= LEAST_ROUNDS and time.perf_counter() - begun > patience
-        if is_late or (rounds and all(map(is_certain, ratios.values()))):
+        are_certain = all(map(is_certain, ratios.values()))
+        if is_late or (rounds and are_certain):
             break
         singles.append(_elapsed(passes[1], device))
         for n in sizes:
@@ -146,10 +154,10 @@ def _measure(target: Target, passes: Mapping[int, Callable[[], object]], patienc
     least = min(singles)
     times, largest = {1: least}, 1.0
     for n, values in ratios.items():
-        if is_certain(values) and median(values) * NOISE >= largest:
+        if median(values) * NOISE >= largest:
             largest = max(median(values), largest)
             times[n] = least * largest
-    return times
+    return times, are_certain and len(times) == 1 + len(sizes)
 
 
 def is_certain(values: Sequence[float]) -> bool:

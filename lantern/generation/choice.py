@@ -25,7 +25,7 @@ from lantern.core.io import user_cache
 from lantern.core.sampling import Sampling
 from lantern.core.weights import is_out_of_memory
 from lantern.engines.cpu.build import facts
-from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times
+from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times, time_of
 from lantern.methods import METHODS, Method, find
 from lantern.methods.method import check_same, split
 from lantern.models.folder import PROFILE_NAME, Model, may_have_profile
@@ -117,7 +117,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
 def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
     """Return the method for T(n) by number of tokens n, with its reason; plain decoding if the times are not steady.
 
-    `tokens` are the tokens per step that windows of n tokens commit. The window with the most tokens per second is
+    `tokens` are the tokens per step that windows of n tokens commit. The best of these windows (`best_window`) is
     chosen if it is GAIN times as fast as plain decoding. Without `tokens`, a window of n tokens commits at least one
     token per pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window
     whose factor is at most FLAT is chosen. A window by `tokens` that is not as good as free gets the setting `least`,
@@ -125,17 +125,17 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
     """
     options: dict[str, Any] = {}
     windows = [n for n in times if n > 1]
-    known = {n: tokens[n] for n in windows if n in tokens} if tokens else {}
+    known = {n: tokens[n] for n in tokens if 2 <= n <= max(times, default=1)} if tokens else {}
 
     def cost(window: int) -> str:
-        factor = times[window] / times[1]
+        factor = time_of(times, window) / times[1]
         return f"a step over {window} tokens takes {factor:.2f} times a step over one ({1e3 * times[1]:.1f} ms)"
 
     if not is_steady(times):
         reason = "other programs took part of the time in which steps were measured"
     elif known:
-        best = max(known, key=lambda n: known[n] / times[n])
-        least = GAIN * times[best] / times[1]
+        best = best_window(times, known)
+        least = GAIN * time_of(times, best) / times[1]
         reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
         if known[best] >= least:
             # the image at hand may commit fewer tokens than those that were recorded

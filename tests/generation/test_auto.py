@@ -84,19 +84,19 @@ def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: flo
 TOKENS = {2: 1.5, 4: 2.4, 8: 3.6, 16: 5.5}
 
 
-@pytest.mark.parametrize(("slope", "window"), [(0.0, 16), (0.1, 16), (0.3, 4), (0.4, 1), (1.0, 1)])
-def test_known_tokens_per_pass_give_the_window_of_most_tokens_per_second(slope: float, window: int) -> None:
+@pytest.mark.parametrize(("slope", "window"), [(0.0, 16), (0.1, 8), (0.3, 4), (0.4, 1), (1.0, 1)])
+def test_known_tokens_per_pass_give_the_shortest_window_that_is_nearly_best(slope: float, window: int) -> None:
     times = {n: 0.01 * (1 + slope * (n - 1)) for n in NODES}
     method = choose(times, TOKENS | {64: 9.0})
     assert method.settings.get("window", 1) == window
     speed = {n: (TOKENS | {1: 1.0})[n] * times[1] / times[n] for n in NODES}
-    assert speed[window] == max(speed.values()) or (method.is_plain and max(speed.values()) < GAIN)
+    shown = next(n for n in TOKENS if speed[n] >= 0.95 * max(speed[n] for n in TOKENS))
+    assert window == shown or (method.is_plain and max(speed.values()) < GAIN)
     # a picture for which such a window is slower than plain decoding gives it up
     assert method.settings.get("least", 0.0) == pytest.approx(
         0.0 if slope == 0.0 or window == 1 else GAIN * times[window] / times[1], abs=0.005
     )
     assert choose(times, TOKENS, can_shrink=False).settings.get("least", 0.0) == 0.0
-    shown = max(TOKENS, key=lambda n: speed[n])
     assert f"a step over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
 
 

@@ -102,5 +102,5 @@ def test_what_is_no_model_is_refused(tmp_path: Path, capsys: Capture) -> None:
 
 def test_passes_with_newlines_are_timed() -> None:
     target = tiny.assemble("emu3").target
-    times = measure(EAGER.prepare(target))
+    times, _ = measure(EAGER.prepare(target))
     assert set(times) >= {1} and all(seconds > 0 for seconds in times.values())
