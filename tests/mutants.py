@@ -203,6 +203,10 @@ verifiers/rejection.py: proof/test_exact.py
 - cells = (shape.parents * width + shape.ranks)
 + cells = (shape.parents * width + width - 1 - shape.ranks)
 
+verifiers/scripted.py: eval/speed/test_bench.py
+- table[place] = count - 1
++ table[place] = count
+
 verifiers/traversal.py: proof/test_traversal.py
 - rates[node] = torch.where(is_child & (base > 0), total / base.clamp(min=1e-300), rate)[:, 0]
 + rates[node] = rate[:, 0]
@@ -520,6 +524,16 @@ engines/cpu/steps.cpp: engines/cpu/test_steps.py
 + for (int i = 0; i < length && known - 1 + i < state.tokens; i++)
 - slots + stage[i ? path[i - 1] : 0] * head_dim
 + slots + stage[i] * head_dim
+
+engines/cpu/images.h: engines/cpu/test_steps.py
+- where <= of.interval + 1
++ where <= of.interval
+- (bits + 0x7fff + (bits >> 16 & 1))
++ (bits + 0x7fff)
+
+engines/cpu/structures.py: engines/cpu/test_steps.py
+- self.kept = fields
++ pass
 
 engines/cpu/draft.h: engines/cpu/test_steps.py
 - narrowed(last[i % dim] + of.mask_inputs[i], of.is_half)

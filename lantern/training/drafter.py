@@ -236,7 +236,8 @@ class DrafterConfig:
     generates them when they are needed, new ones in every batch if `pictures` is 0. They are sampled at `guidance` with
     `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
     sampled from `scales` per image of a batch. The first `held_out` images are held out. `unroll` is the number of
-    depths that the drafter learns. ValueError for an unknown kind and for values out of range.
+    depths that the drafter learns. The features that it reads get uniform noise of at most `noise` (EAGLE-1, section
+    3.2: 0.1). ValueError for an unknown kind and for values out of range.
     """
 
     loop: LoopConfig
@@ -256,12 +257,14 @@ class DrafterConfig:
     top_k: int = 0
     top_p: float = 1.0
     unroll: int = 3
+    noise: float = 0.0
     slots: int = 12
 
     def __post_init__(self) -> None:
         find_kind(self.kind)
         for name in ("batch", "shard", "unroll", "held_out"):
             check_number(name, vars(self)[name], 1)
+        check_number("noise", self.noise, 0.0)
         if not self.held_out < self.pictures < MOST and not (self.source == "online" and not self.pictures):
             raise ValueError(f"pictures is {self.pictures}, wanted more than the {self.held_out} held out, or 0 online")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
@@ -291,26 +294,31 @@ class DrafterTask(Task):
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size
 
-    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples]:
-        """Return examples, each at its own guidance scale."""
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples, Tensor]:
+        """Return examples, each at its own guidance scale, and the features that the drafter reads."""
         config, generator = self.config, step_generator(self.config.loop.seed, step, rank)
         numbers = torch.randint(config.held_out, config.pictures or MOST, (config.batch,), generator=generator)
         low, high = config.scales
         scales = low + (high - low) * torch.rand(config.batch, generator=generator)
-        return (self._examples(numbers.tolist(), scales, device),)
+        examples = self._examples(numbers.tolist(), scales, device)
+        if not config.noise:
+            return examples, examples.rows
+        noise = torch.rand(examples.rows.shape, generator=generator).mul_(2).sub_(1).mul_(config.noise)
+        return examples, examples.rows + noise.to(device)
 
     def _examples(self, numbers: list[int], scales: Tensor, device: torch.device) -> Examples:
         read = {name: x.to(device) for name, x in self._source.read(numbers).items()}
         read |= {name: x.float() for name, x in read.items() if x.is_floating_point()}
         return Examples(scales=scales.to(device), **read | {"tokens": read["tokens"].long()})
 
-    def _draft(self, examples: Examples) -> list[Draft]:
-        """Return the target's and the drafter's distributions at every depth."""
+    def _draft(self, examples: Examples, rows: Tensor | None = None) -> list[Draft]:
+        """Return the target's and the drafter's distributions at every depth; it reads `rows`, or the target's own."""
         # guided logits rounded to bf16 would be another distribution
         with torch.no_grad(), torch.autocast(examples.tokens.device.type, enabled=False):
             p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
         made = []
-        for predicted in self.drafter.training_predictions(examples, self.config.unroll):
+        read = examples if rows is None else replace(examples, rows=rows)
+        for predicted in self.drafter.training_predictions(read, self.config.unroll):
             if predicted.rows is not None:
                 logits = self._logits(predicted.rows, examples)
             elif (logits := predicted.logits) is None:
@@ -334,9 +342,9 @@ class DrafterTask(Task):
         """Return the logits of features, whose dtype may be wider than the weights'."""
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
-    def forward(self, examples: Examples) -> dict[str, Tensor]:
+    def forward(self, examples: Examples, rows: Tensor) -> dict[str, Tensor]:
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
-        drafts = self._draft(examples)
+        drafts = self._draft(examples, rows)
         objective = self.config.objective
         losses = [objective.fade ** (one.predicted.depth - 1) * objective.of(one, examples).mean() for one in drafts]
         first, last = (acceptance(draft.p, draft.log_q).mean() for draft in (drafts[0], drafts[-1]))

@@ -269,6 +269,17 @@ def test_online_batches_are_fresh_and_repeatable() -> None:
     assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
 
 
+def test_noise_is_added_to_what_the_drafter_reads_alone() -> None:
+    target = tiny_target()
+    noisy, module = replace(CONFIG, source="online", pictures=0, noise=0.1), new_module("eagle1", target, {}, seed=0)
+    task = DrafterTask(noisy, target, tiny_teacher(target), module)
+    examples, rows = task.batch(0, 0, torch.device("cpu"))
+    added = rows - examples.rows
+    assert 0.099 < added.max() <= 0.1001 and -0.1001 <= added.min() < -0.099 and abs(added.mean()) < 0.005
+    (clean, *_), (read, *_) = task._draft(examples), task._draft(examples, rows)
+    assert torch.equal(clean.p, read.p) and not torch.equal(clean.log_q, read.log_q)
+
+
 P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.25, 0.25, 0.25, 0.25])
 
