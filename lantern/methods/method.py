@@ -177,6 +177,9 @@ class Ask:
     def __str__(self) -> str:
         return self.what if self.value is None else f"{self.what}({self.value})"
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} of a part is not known yet: make the drafter and the verifier by `lazy`")
+
 
 @dataclass(frozen=True)
 class Deferred:
