@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from unittest.mock import patch
 
 import pytest
 import torch
 from PIL import Image
 
 from lantern.decoding.loop import State
-from lantern.methods import METHODS
+from lantern.methods import METHODS, PROMISES
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests import tiny_transformers as tiny
@@ -288,7 +289,7 @@ def test_python_examples_run(path: Path, block: str, copied: Path, place: Path) 
         block = block.replace('"lantern-emoji"', repr(str(copied)))
     if path.name == "models.md":
         models_of_transformers(place)
-    with address(path, copied) as url:
+    with patch.dict(METHODS), address(path, copied) as url:
         exec(compile(block.replace("http://127.0.0.1:8000", url), shown(path), "exec"), {"__name__": "example"})
 
 
@@ -342,6 +343,9 @@ def test_named_files_and_modules_exist(path: Path) -> None:
         assert name == "pytest" or find_spec(name) is not None, f"{shown(path)}: {name}"
 
 
-def test_every_method_has_a_paragraph() -> None:
-    ids = re.findall(r'<a id="([^"]+)">', (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"))
-    assert {method.page for method in METHODS.values() if method.page} <= set(ids)
+def test_every_method_has_a_paragraph_and_stands_in_the_row_of_its_promise() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert {method.page for method in METHODS.values() if method.page} <= {*re.findall(r'<a id="([^"]+)">', text)}
+    rows = [sorted(re.findall(r"`([^`]+)`", row)) for row in re.findall(r"^\| \*\*(?:the same|relaxed).*", text, re.M)]
+    paged = [method for method in METHODS.values() if method.page]
+    assert rows == [sorted(one.name for one in paged if one.promise == promise) for promise in PROMISES]

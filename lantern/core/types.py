@@ -89,8 +89,8 @@ class Prompt:
     """All that tokens and drafters see of the prompts of b images, as `Target.read` returns it.
 
     `entries` are the keys and values of each layer, in the cache's dtype; `scores` are added to the attention scores of
-    their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` is the position of token 0 beyond
-    `config.cls_token_num`, `logits` are its logits. `features` are those of the last slot, or of all slots with their
+    their p slots: 0, log n where a slot stands for n words, -inf for padding. `first` plus `config.cls_token_num` is
+    the position of token 0, `logits` are its logits. `features` are those of the last slot, or of all slots with their
     `mask`, and `tapped` the inputs of tapped layers there, side by side; None where the drafter taps none. `condition`
     is what was read, for drafters that are models of their own; None for parts of a batch.
     """
@@ -395,9 +395,9 @@ class Cost:
 class Verdict:
     """What a verifier keeps of a tree: the first `length` nodes of `path` (without the root), then `next_token`.
 
-    Entries of `path` past `length` are 0. `cost` is None for exact verifiers. `samples` continue a Jacobi window: a
-    token sampled for what follows each node, of which the committed ones come first, and `log_q` the distributions that
-    they were sampled from. `samples` is None if not all nodes were read, `log_q` where tokens were sampled with the
+    Entries of `path` past `length` are 0. `cost` is None for exact verifiers. `samples` continue a Jacobi window: the
+    token sampled after each node, committed ones first, and `log_q` the distributions that they were sampled from.
+    `samples` is None if not all nodes were read, `log_q` where tokens were sampled with the
     target's own noise, which needs no recorded distribution.
     """
 

@@ -175,7 +175,7 @@ class State:
         self.index, self._left, self._age = self.index + steps, self.end - known, 0
 
     def is_done(self) -> bool:
-        """Return whether every image is finished. Reads from the device only if that is possible by now."""
+        """Return whether every image is finished; asks the device only after as many steps as that needs."""
         if self._left > self._age * (self.drafter.depth + 1):
             return False
         if self._age > 0:
@@ -307,9 +307,8 @@ def begin(
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    token 0, those behind the last free one of all images need no pass; the others count as drafted tokens that were
-    accepted. `prompts` keeps prompts between calls. A state that
-    has begun before keeps its cache if it fits and is of this `kind`.
+    token 0, those behind the last free one of all images need no pass; the others count as accepted drafts. `prompts`
+    keeps prompts between calls. A state that has begun before keeps its cache if it fits and is of this `kind`.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:

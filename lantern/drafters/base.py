@@ -85,8 +85,8 @@ class NetworkDrafter(TreeDrafter):
         self.held.scale = self.sampling.scales(torch.zeros(1, 1, dtype=torch.long, device=prompt.mask.device))
 
     def may_be_run(self, drafter: type, module: type) -> bool:
-        """Return whether an engine may draft the trees itself: those of exactly this class and module, since subclasses
-        may draft otherwise, without hooks, in mode "sampled" or, without log q, in mode "gumbel".
+        """Return whether an engine may draft the trees itself: only those of exactly these classes, without hooks, in
+        mode "sampled", or "gumbel" without log q.
         """
         is_own = (type(self), type(self.module)) == (drafter, module)
         is_plain = self.mode == "sampled" or (self.mode == "gumbel" and not self.records_log_q)
@@ -103,7 +103,7 @@ class NetworkDrafter(TreeDrafter):
     ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"] | None]:
         """Return the children of nodes in sampling order, and log q below the nodes where it was computed.
 
-        They are the tokens of these numbers; `logits` are of all guidance rows, or of the guided one.
+        `places` are the children's token numbers; `logits` are of all guidance rows, or of the guided one.
         """
         every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
         if self._sampler is not None:
@@ -196,7 +196,7 @@ class Trainee(nn.Module, ABC):
 
     @property
     def least_depths(self) -> int:
-        """The least number of depths in training that trains all of the module."""
+        """The least number of depths that trains all of the module."""
         return 1
 
     @abstractmethod

@@ -244,7 +244,7 @@ class VerticalDrafter(MarginalDrafter):
         """Empty the pool."""
         super().begin(prompt, noise)
         config, device, images = self.module.config, prompt.mask.device, len(prompt.mask)
-        # Predictions of tokens that were not committed, or below the last row, go to one place past the picture.
+        # Predictions of tokens that were not committed, or below the last row, go to one place past the image.
         dtype = self.module.heads.fc.weight.dtype
         self.held.pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)
         self.held.is_filled = torch.zeros(images, config.block_size + 1, dtype=torch.bool, device=device)

@@ -243,7 +243,7 @@ class SuffixMatcher(Matcher):
         self.table: WalkTable | None = None
         if is_super and config.pictures:
             groups = tables.group_of.long()[tables.corpus.long()]
-            # A symbol that does not occur elsewhere separates the pictures.
+            # A symbol that does not occur elsewhere separates the images.
             parted = torch.nn.functional.pad(groups, (0, 1), value=config.groups).flatten()
             self.table = WalkTable.of(parted.tolist(), config.groups, device)
             self.follows = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=-1).flatten()
@@ -308,7 +308,7 @@ class GridMatcher(Matcher):
     def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
         config, device = tables.config, tables.corpus.device
         self.sharp, self.least, self.groups = sharp, least, config.groups
-        # One token past the codebook marks places outside the picture and unknown places; it has its own super-token.
+        # One token past the codebook marks places outside the image and unknown places; it has its own super-token.
         self.outside = config.vocab_size
         self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
         self.around = around(math.isqrt(config.block_size)).to(device)
@@ -317,7 +317,7 @@ class GridMatcher(Matcher):
     def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
         tokens = torch.where(past.is_known[:, 0], past.tokens, self.outside)
-        # Entry -1 is for places outside the picture.
+        # Entry -1 is for places outside the image.
         self._tokens = torch.nn.functional.pad(tokens, (0, 1), value=self.outside)
         self._seen = fields_of(self._tokens[:, self.around], self.group_of)
         return super().root(past)

@@ -37,7 +37,7 @@ SIDE_INPUTS = 4  # depth, and the acceptance at three neighbours
 class Layer:
     """Nodes of one depth, f per image, whose children are chosen out of k candidates each, in sampling order.
 
-    `places` is the number of the token that the children predict, `side` the tokens per row. `reach` is the log
+    `places` is the token number of the children, `side` the tokens per row. `reach` is the log
     probability of reaching a node by the policy, `joint` by the scores alone. `entropy` (nats) and `collision` (sum of
     q squared) describe the distribution of the children. `near` is the acceptance at the left, upper and upper right
     neighbours, from 0 to 1. `log_q` and `match` of a candidate are its log q and the log probability that it is the
@@ -69,13 +69,13 @@ class Pool:
 class Policy:
     """Estimates acceptance probabilities, for one generation at a time.
 
-    `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `saves`: its
-    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between steps is in
-    `held`, in tensors of constant size; what it keeps between the depths of a tree begins anew at depth 0.
+    `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `sizes_vary`:
+    those that it prefers, from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between steps is
+    in `held`, in tensors of constant size; what it keeps between the depths of a tree begins anew at depth 0.
     """
 
     is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
+    sizes_vary: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = False
 
     @cached_property
@@ -207,7 +207,7 @@ class Eagle2(Policy):
     """
 
     value: str = "q"
-    saves: ClassVar[bool] = False
+    sizes_vary: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.value not in VALUES:

@@ -28,12 +28,12 @@ MAX_SPELLING = 4000  # characters of a spelled tree
 
 @dataclass(frozen=True)
 class DepthPlan:
-    """The plan of one depth: which `f` inner nodes are extended, and where their children go.
+    """The plan of one depth: its `f` inner nodes are extended, each by its `width` best tokens.
 
-    Inner nodes other than the root are numbered in node order; a drafter stages them. `picks` is the index of each node
-    of the next depth among the `f x width` best tokens of these nodes. `pairs` are the indices of these nodes among the
-    best tokens of the depth above, `parents` those of their parents among its inner nodes. `ancestors` marks
-    the staged nodes that each sees, itself included. `first` is the number of the first of these nodes.
+    `picks` are the indices of the next depth's nodes among these `f x width` tokens, `pairs` those of the f nodes among
+    the tokens of the depth above, `parents` those of their parents among its inner nodes. A drafter stages inner nodes,
+    but the root, in node order: `first` is the place of the first of the f, `ancestors` marks those that each sees, and
+    itself.
     """
 
     width: int

@@ -37,9 +37,8 @@ Batch = Sequence[Request]
 
 
 def swept(method: Method) -> list[dict[str, Any]]:
-    """Return the values that are tried of the setting of a relaxed method that trades quality for speed."""
-    option = next(option for option in method.options.values() if option.sweep)
-    return [{option.name: value} for value in option.sweep]
+    """Return the values that are tried of the setting that trades quality for speed; nothing where there is none."""
+    return [{option.name: value} for option in method.options.values() for value in option.sweep] or [{}]
 
 
 def by_drafts(method: Method) -> list[Method]:
@@ -70,12 +69,11 @@ def candidates(
     for method in chain.from_iterable(map(by_drafts, METHODS.values())):
         is_admitted = method.exact or (max_tv > 0 and (has_table or "k" not in method.options))
         if is_admitted and has_parts(model, method) and (not names or method.name in names):
-            knobs: list[dict[str, Any]] = [{}] if method.exact else swept(method)
             shapes = list(shapes_of(method, model, max_nodes, max_depth))
             # the codebook may have fewer neighbours than the default; a method may read one more than it uses
             most = model.target.config.vocab_size - 2
             own = {"k": most} if method.settings.get("k", 0) > most else {}
-            found += [method.with_options(**own, **knob, **one) for knob in knobs for one in shapes]
+            found += [method.with_options(**own, **knob, **one) for knob in swept(method) for one in shapes]
     return sorted(found, key=lambda one: not one.exact)
 
 

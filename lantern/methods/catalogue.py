@@ -1,8 +1,7 @@
 """All methods and trained networks, a paragraph or a line each. Needs no torch: classes are imported when used.
 
-A method is a function of the parts of a model and its options, with the drafter and the verifier that it is made of;
-a preset is another method with other values. The module of a drafter or relaxation explains it, docs/methods how it
-does. To add one, write its drafter or verifier, and a paragraph here.
+A method is a function of a model's parts and of options that returns a drafter and a verifier, whose modules explain
+them; a preset is another method with other values. docs/methods has the results.
 """
 
 import re

@@ -32,9 +32,9 @@ DRAFTER = "eagle1"  # the add-on in drafter/
 class Option:
     """A value of a method that a user can change. `low` and `high` are inclusive bounds of numbers.
 
-    The type is that of `default`. `sweep` are the values that tuning tries, gentlest first; a relaxed method has one
-    option with a sweep. `fits`: tokens do not depend on it, and it is chosen for the engine unless the user sets it.
-    `is_share`: a number between 0 and 1 is legal too, as a share.
+    The type is that of `default`. `sweep` are the values that tuning tries, gentlest first. `fits`: tokens do not
+    depend on it, and it is chosen for the engine unless the user sets it. `is_share`: a number between 0 and 1 is legal
+    too, as a share.
     """
 
     default: Any
@@ -176,6 +176,9 @@ class Ask:
 
     def __str__(self) -> str:
         return self.what if self.value is None else f"{self.what}({self.value})"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} of a part is not known yet: make the drafter and the verifier by `lazy`")
 
 
 @dataclass(frozen=True)

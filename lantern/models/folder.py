@@ -38,6 +38,7 @@ from lantern.core.io import (
     is_there,
     load_component,
     read_checksums,
+    read_config,
     save_checksums,
     user_cache,
     verify_files,
@@ -494,9 +495,9 @@ def _class_in(folder: Path) -> str:
 class AddOns(Mapping[str, nn.Module]):
     """The add-ons of a model's folder, but those named in `without`, on the device of its target.
 
-    ValueError at the first use of one whose config names another target, or of a drafter of other sizes. One that is
-    itself a model of transformers makes images of the same `size`. `digest` is that of the target's stored weights,
-    None to take it from the target.
+    ValueError at the first use of one of another kind or target, or of a drafter of other sizes. One that is itself a
+    model of transformers makes images of the same `size`. `digest` is that of the target's stored weights, None to take
+    it from the target.
     """
 
     folder: Path
@@ -538,6 +539,9 @@ class AddOns(Mapping[str, nn.Module]):
 
             weight = self.target.tok_embeddings.weight
             return load(folder, weight.device, weight.dtype, parts=(), size=self.size, verify=self.verify).target
+        given = ADD_ONS.get(str(read_config(folder).get("kind")), kind)
+        if given.config_path != kind.config_path:
+            raise ValueError(f"{folder} holds {given.name}, wanted {kind.name}: it belongs into {given.folder}")
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
         noun = "drafter" if kind.name == DRAFTER else "add-on"
         names = {"drafter_name": f"{noun} {folder}", "model_name": self.model_name}

@@ -89,7 +89,7 @@ class CouplingVerifier:
             is_relaxed = ~(threshold < trial.own_p.view(tokens.shape))
             distance = None if moved is None else pad(moved.view(tokens.shape), (0, 1))
             cost = Cost(is_relaxed.float(), pad(spent.view(tokens.shape), (0, 1)), distance)
-        # by rounding; then the sample is of p, as where it does not depend on the draft
+        # by rounding: then the sample is of p
         is_empty = ~(above.sum(-1) > 0)
         sampled = pick(torch.where((is_fresh | is_empty)[..., None], p, above), uniforms[..., 1])
         if self.redraw == "reuse":  # r of the tokens behind the first change that stay or are sampled again

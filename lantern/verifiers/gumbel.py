@@ -58,8 +58,8 @@ def deepest_path(matches: Bool[Tensor, "b n"], shape: TreeShape) -> Path:
 def visit(shape: TreeShape, read: Callable[[Int[Tensor, "b m"]], Bool[Tensor, "b n"]], images: int) -> None:
     """Call `read` for the root and then, depth by depth, for the nodes that match and whose ancestors match.
 
-    `read(nodes)` returns which nodes match by all that was read so far; only children of the last `nodes` count. Where
-    images have different numbers of nodes, some get others in addition.
+    `read(nodes)` returns which nodes match by all that was read so far; only children of the last `nodes` count. Images
+    with fewer such nodes get others too.
     """
     parents, depths = (tensor.expand(images, -1) for tensor in (shape.parents, shape.depths))
     level = depths == 0

@@ -17,7 +17,7 @@ from lantern.verifiers.relaxations.rule import Acceptance, Ruling, UnderTest
 class Numbers:
     """One number per image: a tensor `(b)`, or with one image that the host may look at, a number of Python's.
 
-    A walk is written once for both: `&`, `^`, `<` and `*` mean the same, and the methods are the rest.
+    A walk is written once for both: operators mean the same, and methods are what differs.
     """
 
     def __init__(self, images: int, device: torch.device, may_stop: bool) -> None:

@@ -163,7 +163,7 @@ class GreedyVerifier:
         """Keep the deepest path of children that are the most likely token, or become it with their neighbours'
         mass.
         """
-        tests = Tests(self.relaxation, tree, rows.untruncated())
+        tests = ChildTests(self.relaxation, tree, rows.untruncated())
         if rows.may_stop:
             visit(tree.shape, tests.read, len(tree.tokens))
         else:
@@ -177,8 +177,8 @@ class GreedyVerifier:
         return Verdict(path.nodes, path.length, next_token, cost=cost)
 
 
-class Tests:
-    """Tests of the children of those nodes whose rows were read; other nodes count as not matching."""
+class ChildTests:
+    """Tests of the children of nodes whose rows were read; other nodes do not match."""
 
     reach: Tensor | None = None
 

@@ -30,8 +30,8 @@ class LeafOrder:
 
 
 @cache
-def plan_of(shape: TreeShape) -> LeafOrder:
-    """Return the plan of a static tree; ValueError for trees that differ between images."""
+def leaf_order(shape: TreeShape) -> LeafOrder:
+    """Return the order of a static tree; ValueError for trees that differ between images."""
     if shape.parents.ndim != 1:
         raise ValueError("the shapes of the trees differ between images, wanted one static tree: use rejection")
     parents, order, paths = shape.parents.tolist(), list[int](), [list[int]()]
@@ -71,7 +71,7 @@ class TraversalVerifier:
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path to the first accepted node, leaves before their parents; ValueError for dynamic trees."""
-        plan, tokens = plan_of(tree.shape), tree.tokens
+        plan, tokens = leaf_order(tree.shape), tree.tokens
         taken, is_open = torch.zeros_like(tokens[:, 0]), torch.ones_like(tokens[:, 0], dtype=torch.bool)
         uniforms = noise.uniform(rows.places[:, :1], tree.shape.num_nodes)[:, 0]
         p, q, rates = {0: row_of(rows, tokens, 0)}, dict[int, Tensor](), {0: torch.ones_like(uniforms[:, 0])}

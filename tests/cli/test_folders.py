@@ -122,8 +122,8 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
         save_component(drafter.state_dict(), drafter.config, path := components["drafter"])
         message = "drafts 30 tokens of width 48, 16 per image, but model model has 24 tokens of width 32, 16 per image"
     else:
-        path = components["drafter"] / "config.json"
-        write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
+        path, message = components["drafter"], "holds medusa, wanted eagle1: it belongs into parts/medusa"
+        write_json(path / "config.json", read_config(path) | {"kind": "medusa", "depths": 4})
     error = refused_by(capsys, *assembling(tmp_path / "model", given))
     assert str(path) in error and message in error and not (tmp_path / "model").exists()
 

@@ -44,7 +44,7 @@ def test_candidates_are_exact_without_a_bound_and_those_of_the_names(model: Mode
 def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings(model: Model) -> None:
     found = candidates(model, 0.1)
     values = {one.settings["lambda_"] for one in found if one.name == "lantern++"}
-    assert values == {one["lambda_"] for one in swept(METHODS["lantern++"])}
+    assert values == {one["lambda_"] for one in swept(METHODS["lantern++"])} and swept(METHODS["eagle1"]) == [{}]
     assert {"lantern", "bounded", "bounded-window"} <= {one.name for one in found}
     exact = [one.exact for one in found]
     assert exact == sorted(exact, reverse=True)

@@ -54,6 +54,7 @@ def test_parameters_and_what_is_returned() -> None:
     refused(method(name="own"), lambda: None, match='"own" takes nothing, wanted the parts of a model')
     refused(Parts().part, "mine", match='the part "mine" is not declared')
     refused(guess, [Parts().target], match="got parts inside a list, wanted each as an argument")
+    refused(getattr, Parts().target, "config", error=AttributeError, match="config of a part .* by `lazy`")
 
 
 def test_presets() -> None:

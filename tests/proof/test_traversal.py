@@ -18,7 +18,7 @@ from lantern.core.types import DraftMode, DraftTree
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees import StaticTree, chain
 from lantern.verifiers.rejection import RejectionVerifier
-from lantern.verifiers.traversal import TraversalVerifier, plan_of
+from lantern.verifiers.traversal import TraversalVerifier, leaf_order
 from tests.proof import draws, enumeration
 from tests.proof.enumeration import BASE, SLACK, Forced, Walked, assignments, node_strings, repeated, thresholds
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, p_value, pictures
@@ -49,7 +49,7 @@ def distance(world: World, verifier: TraversalVerifier, mode: DraftMode, tree: S
     rates[:, 0] = 1.0  # the walk ends at the root when all others are refused
     walked = walk_from_each(world, verifier, draft, torch.zeros_like(rates))
     ends = torch.zeros_like(rates)
-    for node in [*plan_of(draft.shape).order, 0]:
+    for node in [*leaf_order(draft.shape).order, 0]:
         ends[:, node] = refused * rates[:, node]
         refused = refused - ends[:, node]
     came = walked.end == nodes

@@ -45,8 +45,8 @@ ABSENT = -1e30  # logit of tokens outside of S: finite, since the difference of 
 class EagleDrafter(NetworkDrafter):
     """Drafts a static tree with an `Eagle` module; `how` are the tree, mode and sampling of `NetworkDrafter`.
 
-    Nodes of a token number share their noise, in later steps too, unless the samples are `is_fresh`, which traversal
-    verification needs. ValueError for a drafter with other conditioning slots.
+    A token number has the same noise at all nodes and steps, unless it `is_fresh`, as traversal needs. ValueError for a
+    drafter with other conditioning slots.
     """
 
     cache: Any = None  # its memory serves the next generation of the same sizes
@@ -180,7 +180,8 @@ class Growth:
     """Largest size of trees: `nodes` drafted nodes, `width` extended nodes per depth with `width` children, `depth`.
 
     `spread` is how far the target's scores scatter around the drafter's (`match_chances`). With `adaptive` a policy
-    with `saves` chooses the size of the next tree; the host reads it one step later. ValueError for invalid sizes.
+    whose `sizes_vary` chooses the size of the next tree, which the host reads a step later. ValueError for
+    invalid sizes.
     """
 
     nodes: int = 15
@@ -234,7 +235,7 @@ class GrowingDrafter(EagleDrafter):
     @property
     def needs_host(self) -> bool:
         """Whether the host reads the last step to choose the next tree's size, which CUDA graphs do not allow."""
-        return self.growth.adaptive and self.policy.saves
+        return self.growth.adaptive and self.policy.sizes_vary
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt and reset the policy."""

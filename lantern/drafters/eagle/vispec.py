@@ -205,7 +205,7 @@ class ViSpecDrafter(EagleDrafter):
         places = torch.zeros(prompt.mask.shape, dtype=torch.long, device=device)
         guided = self.sampling.guide(prompt.features, places)
         self.held.caption, self.held.globe = self.module.read_caption(guided, prompt.mask)
-        # Pairs that were not committed go to one row past the picture.
+        # Pairs that were not committed go to one row past the image.
         self.held.sums = torch.zeros(images, config.grid + 1, config.dim, dtype=torch.float32, device=device)
         self.held.weights = torch.zeros(images, config.grid + 1, 1, dtype=torch.float32, device=device)
         self.held.grid = torch.arange(config.grid, device=device)

@@ -72,8 +72,7 @@ class Acceptance(ABC):
     """A relaxed acceptance rule, which the rejection verifier applies to each sibling that it tests.
 
     `modes` are the draft modes that it can test. `takes_best`: the token after the accepted ones is the likeliest, not
-    a sample of what is left. `bound` is the probability that one test may claim, None for rules
-    without such a bound.
+    a sample of what is left. `bound` is the probability that one test may claim, None without a bound.
     """
 
     modes: ClassVar[frozenset[str]] = frozenset({"point", "sampled", "iid", "jacobi"})
@@ -87,4 +86,4 @@ class Acceptance(ABC):
 
     @abstractmethod
     def judge(self, trial: UnderTest) -> Ruling:
-        """Return the probability of acceptance, and what a rejection leaves."""
+        """Return the mass by which x is accepted, and what a rejection leaves."""
