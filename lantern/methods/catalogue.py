@@ -146,6 +146,8 @@ def eagle(
     found = re.fullmatch(r"eagle2_([1-9]\d{0,3})_([1-9]\d{0,3})_([1-9]\d{0,3})", tree)
     if found is None:
         raise ValueError(f'tree is "{tree[:40]}", wanted eagle2_NODES_WIDTH_DEPTH, such as eagle2_59_10_6')
+    if relaxed:  # the noise would decide where p is relaxed, and tokens would not follow r
+        raise ValueError(f'tree is "{tree}", wanted a static one, such as grown_8_2: a relaxed p needs it')
     growth = Growth(*map(int, found.groups()), 1.0)
     return (growing or GrowingDrafter)(module or m.drafter, m.target, policy=Eagle2(), growth=growth, **how)
 

@@ -23,8 +23,9 @@ class RelaxedVerifier:
 
     The tokens then follow r, so the cost has a closed form before the walk: TV(r, p) at each node of the path, and the
     relaxation's latent distance. A token x counts as relaxed with probability max(r(x) - p(x), 0) / r(x), the share of
-    r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Tokens that a window keeps for its next
-    step lie behind the walk, where no row is relaxed: they are sampled from p, which is the q of that step.
+    r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Which nodes are leaves must not depend on
+    the noise of `rows`. Tokens that a window keeps for its next step lie behind the walk, where no row is relaxed: they
+    are sampled from p, which is the q of that step.
 
     ValueError for a relaxation that tests single tokens, and for an inner verifier that is not exact.
     """

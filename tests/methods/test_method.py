@@ -96,6 +96,11 @@ def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
     assert "k asks for 1025 nearest tokens" in refused(METHODS["lantern-released"].with_options(k=1024).describe)
 
 
+@pytest.mark.parametrize("name", ["bounded", "vvs"])
+def test_a_tree_that_the_noise_shapes_is_not_relaxed(name: str) -> None:
+    assert "wanted a static one" in refused(METHODS[name].with_options(tree="eagle2_8_3_2").describe)
+
+
 @pytest.mark.parametrize("name", ["lantern", "lantern++"])
 @pytest.mark.parametrize(("tree", "mode"), [("eagle2_8_3_2", "point"), ("chain_2", "sampled")])
 def test_a_dynamic_tree_is_not_sampled(name: str, tree: str, mode: str) -> None:

@@ -83,7 +83,7 @@ def test_gumbel_match_equals_plain_decoding(mode: DraftMode, tree: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("init", ["random", "repeat-left"])
-@pytest.mark.parametrize("redraw", ["coupled", "independent"])
+@pytest.mark.parametrize("redraw", ["coupled", "independent", "reuse"])
 def test_coupling_matches_target_distribution(redraw: str, init: str, kind: str) -> None:
     toy = world(kind, 1, tokens=TOKENS_OF.get(kind, 3), count=4)
     sampled = draws.draw_windows(toy, CouplingVerifier(redraw), 3, init)  # type: ignore[arg-type]

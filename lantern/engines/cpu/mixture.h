@@ -41,9 +41,9 @@ inline Doubles whole(Doubles x) {
     return near > x ? near - 1.0 : near;
 }
 
-// e^x for x up to 0, rounded to fp32; 0 where that is less than a unit.
+// e^x for x up to 0, rounded to fp32; e^-87, which is less than a unit, where x is less.
 inline Doubles exp(Doubles x) {
-    const Doubles y = not_less(x, -60.0), magic = spread<Doubles>(0x1.8p52), shifted = y * 1.4426950408889634 + magic;
+    const Doubles y = not_less(x, -87.0), magic = spread<Doubles>(0x1.8p52), shifted = y * 1.4426950408889634 + magic;
     const Doubles steps = shifted - magic, r = (y - steps * 0x1.62e42fee00000p-1) - steps * 0x1.a39ef35793c76p-33;
     Doubles p = spread<Doubles>(1.0 / 6227020800);
     for (double c : {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,

@@ -30,12 +30,12 @@ inline bool normalize(float *row, int vocab) {
     return true;
 }
 
-// Scores to probabilities, in place; 0 for less than e^-60 of the largest.
+// Scores to probabilities, in place; 0 for less than e^-87 of the largest.
 inline void softmax(float *scores, int vocab) {
     const double most = scores[Distribution{vocab}.largest(scores)];
     for (int v = 0; v < vocab; v += PAIR) {
         const Doubles x = widened(scores + v) - most;
-        put(scores + v, __builtin_convertvector(x < spread<Doubles>(-60.0) ? Doubles{} : exp(x), Singles));
+        put(scores + v, __builtin_convertvector(x < spread<Doubles>(-87.0) ? Doubles{} : exp(x), Singles));
     }
     normalize(scores, vocab);
 }
