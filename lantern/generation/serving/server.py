@@ -35,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class TimedProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not arrive in time."""
+    """A connection that is closed if the headers of a request, or what is left of an answered one, are late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the headers of the first request."""
@@ -43,9 +43,9 @@ class TimedProtocol(H11Protocol):
         self._expected = self.loop.call_later(HEADER_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Expect the rest of the headers of a later request."""
+        """Expect the rest of the headers of a later request, or of a body that was answered before it had arrived."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.our_state is h11.SEND_RESPONSE:
             self._expected.cancel()
         elif self._expected.cancelled():
             self._expected = self.loop.call_later(HEADER_SECONDS, self.transport.close)
