@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -429,16 +430,21 @@ def test_health_is_503_while_a_step_hangs(model: Model, monkeypatch: pytest.Monk
         ended.set()
 
 
-def test_images_that_outlast_the_drain_are_answered(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drain", [0.1, 60])
+def test_images_that_outlast_the_drain_or_a_second_signal_are_answered(
+    model: Model, drain: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(Joint, "take", lambda *_: time.sleep(0.05))
     with Served(model, Limits()) as server, ThreadPoolExecutor(1) as pool:
-        server.server.drain = 0.1
+        server.server.drain = drain
         asked = pool.submit(server.post, {"prompt": PROMPT})
         while not server.worker.running:
             time.sleep(0.01)
-        server.server.should_exit = True
+        for _ in range(1 if drain < 1 else 2):
+            server.server.handle_exit(signal.SIGINT, None)
         answer = asked.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopped")
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_requests_are_logged_and_counted(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import h11
@@ -61,7 +62,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service, drain: float) -> None:
         how: dict[str, Any] = {"http": TimedProtocol, "log_config": None, "log_level": "warning", "access_log": False}
-        how |= {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
+        how |= {"lifespan": "off", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
         super().__init__(uvicorn.Config(build_app(service), **how))
         self._service, self.drain = service, drain
 
@@ -78,9 +79,13 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or not self._service.worker.is_alive()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish the images under way; those that take too long are answered with 503."""
-        asyncio.get_running_loop().call_later(self.drain, self._service.worker.give_up, "the server stops")
+        """Finish the images under way; after `drain` seconds, or a second Ctrl-C, they are answered with 503."""
+        give_up = partial(self._service.worker.give_up, "the server stops")
+        asyncio.get_running_loop().call_later(self.drain, give_up)
         await super().shutdown(sockets)
+        if self.force_exit and (tasks := self.server_state.tasks):
+            give_up()
+            await asyncio.wait(tasks, timeout=GRACE)
 
 
 def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> int:
