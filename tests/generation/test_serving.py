@@ -22,6 +22,8 @@ import numpy as np
 import openai
 import torch
 from hypothesis import HealthCheck, given, settings
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection
 
 from lantern import __version__
 from lantern.core.sampling import Sampling
@@ -153,6 +155,12 @@ def test_other_refusals(served: Served) -> None:
         chunked = HEADERS | length | {"Transfer-Encoding": "chunked"}
         assert served.post(content=iter([b"{}"]), headers=chunked).status_code == 411
     refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
+
+
+def test_the_key_is_asked_for_whatever_host_a_request_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the URL that Starlette 1.0 makes of this host
+    monkeypatch.setattr(HTTPConnection, "url", URL("http://x/y/v1/images/generations"))
+    assert served.post({"prompt": PROMPT}, headers={"Host": "x/y"}).status_code == 401
 
 
 @pytest.mark.parametrize(
