@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lantern.core.config import one_line
-from lantern.core.process import Stopped
+from lantern.core.process import Stopped, Stopping
 from lantern.generation.serving.app import Service, build_app
 
 LOG = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class TimedProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Serves until a signal or until the worker ends; images under way then have `drain` seconds."""
 
-    def __init__(self, service: Service, drain: float) -> None:
+    def __init__(self, service: Service, drain: float, stopping: Stopping) -> None:
         how: dict[str, Any] = {"http": TimedProtocol, "log_config": None, "log_level": "warning", "access_log": False}
         how |= {"lifespan": "off", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
         super().__init__(uvicorn.Config(build_app(service), **how))
-        self._service, self.drain = service, drain
+        self._service, self.drain, self._stopping = service, drain, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -74,9 +74,15 @@ class Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             LOG.info("%s is served at http://%s:%d", self._service.model.name, shown, port)
 
+    async def main_loop(self) -> None:
+        """Serve until the end, which SIGHUP is too: uvicorn leaves it to `Stopping`, which would break requests off."""
+        with self._stopping.shield(raises=False):
+            await super().main_loop()
+
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end."""
-        return await super().on_tick(counter) or not self._service.worker.is_alive()
+        is_over = self._stopping.is_requested or not self._service.worker.is_alive()
+        return await super().on_tick(counter) or is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the images under way; after `drain` seconds, or a second Ctrl-C, they are answered with 503."""
@@ -88,8 +94,8 @@ class Server(uvicorn.Server):
             await asyncio.wait(tasks, timeout=GRACE)
 
 
-def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> int:
-    """Serve what `start` returns at a socket until SIGINT or SIGTERM; return the exit code.
+def serve(start: Callable[[], Service], bound: socket.socket, drain: float, stopping: Stopping) -> int:
+    """Serve what `start` returns at a socket until a signal; return the exit code.
 
     RuntimeError if the worker ends.
     """
@@ -97,7 +103,8 @@ def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> i
     logging.getLogger(__package__).setLevel(logging.INFO)
     service, code = start(), 0
     try:
-        Server(service, drain).run([bound])
+        Server(service, drain, stopping).run([bound])
+        stopping.check()
     except Stopped as stopped:
         LOG.info("%s", stopped)
         code = stopped.code
