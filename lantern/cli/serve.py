@@ -41,6 +41,7 @@ def serve(
     drain: float = opt(60, "seconds to finish images after SIGTERM", 0, 10**6),
     *,
     where: Placement,
+    stopping: "Stopping",
 ) -> int:
     """Answer requests over HTTP in the form of OpenAI's image API."""
     for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
@@ -59,7 +60,7 @@ def serve(
         from lantern.generation.serving import server
 
         with server.bind(host, port) as bound:
-            return server.serve(started, bound, drain)
+            return server.serve(started, bound, drain, stopping)
     resolve_model(model)  # Ray does not report why a replica did not start
     from lantern.core.process import check_ray, cluster
 

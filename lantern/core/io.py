@@ -98,7 +98,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 folder.rmdir()
         if isinstance(error, SafetensorError):  # of the system, such as a full disk
             raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(path)) from error
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+        if isinstance(error, OSError) and str(error.filename2 or error.filename or temporary) == str(temporary):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
 

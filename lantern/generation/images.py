@@ -16,6 +16,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,9 +307,10 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     """
     from lantern.core.io import atomic_write
 
-    form = FORMATS[Path(path).suffix.lower()]
+    # not to the file itself, where Pillow's JPEG encoder takes a short write, as of a full disk, for a whole one
+    image.save(whole := BytesIO(), **save_options(FORMATS[Path(path).suffix.lower()], facts, quality=quality))
     with atomic_write(path) as temporary:
-        image.save(temporary, **save_options(form, facts, quality=quality))
+        temporary.write_bytes(whole.getbuffer())
 
 
 def save_options(form: str, facts: Mapping[str, Any], *, quality: int = QUALITY) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
 from lantern.eval.metrics.pictures import raw, stream
 from lantern.generation import images
-from lantern.generation.images import FIELDS, compact, destination, read_facts, save_image, slug, to_image
+from lantern.generation.images import FIELDS, FORMATS, compact, destination, read_facts, save_image, slug, to_image
 from tests.cli.calls import Capture, made, refusal
+from tests.eval.workers import files_of_at_most
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 PROMPT = "a red apple"
@@ -142,6 +143,14 @@ def test_quality_changes_the_size_of_the_file(tmp_path: Path) -> None:
         save_image(noise, tmp_path / "x.jpg", {}, quality=quality)
         sizes.append((tmp_path / "x.jpg").stat().st_size)
     assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_no_file_is_left_where_a_picture_does_not_fit(suffix: str, tmp_path: Path) -> None:
+    noise = to_image(torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8))
+    with files_of_at_most(1024), pytest.raises(OSError, match=rf"large.*x\{suffix}"):
+        save_image(noise, tmp_path / f"x{suffix}", {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_pictures_are_enlarged_by_the_scale_of_the_model(copied: Path) -> None:

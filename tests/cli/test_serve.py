@@ -28,8 +28,8 @@ COMMAND = [sys.executable, "-m", "lantern.cli.main", "serve", "--port", "0", "--
 
 
 @contextmanager
-def running(*words: str, until: str) -> Iterator[tuple[re.Match[str], list[str]]]:
-    """A server that has printed `until`: what was found, and all lines that it prints. It ends by SIGTERM."""
+def running(*words: str, until: str, end: int = signal.SIGTERM) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """A server that has printed `until`: what was found, and all lines that it prints. It ends by the signal `end`."""
     printed: list[str] = []
     with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as server:
         reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))  # the pipe must not fill
@@ -43,19 +43,26 @@ def running(*words: str, until: str) -> Iterator[tuple[re.Match[str], list[str]]
             reader.start()
             yield found, printed
         finally:
-            server.send_signal(signal.SIGTERM)
+            server.send_signal(end)
             server.wait(120)
             if reader.ident is not None:
                 reader.join()
-    assert server.returncode == 143, "".join(printed)
+    assert server.returncode == 128 + end, "".join(printed)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM")
-def test_a_server_says_where_it_is_and_ends_without_an_error(model: str) -> None:
-    with running(model, until=r"toy is served at (http://127.0.0.1:\d+)") as (found, printed):
-        answer = httpx.post(f"{found[1]}/v1/images/generations", json={"prompt": "a red apple"}, timeout=120)
-    assert answer.status_code == 200
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_server_says_where_it_is_and_ends_without_an_error(model: str, end: int) -> None:
+    body = {"prompt": "a red apple", "n": 10, "stream": True}
+    with httpx.Client(timeout=120) as client:
+        with running(model, until=r"toy is served at (http://127.0.0.1:\d+)", end=end) as (found, printed):
+            request = client.build_request("POST", f"{found[1]}/v1/images/generations", json=body)
+            answer = client.send(request, stream=True)
+            lines = answer.iter_lines()
+            heard = [next(lines)]
+        heard += lines
+    assert answer.status_code == 200 and heard.count("event: image_generation.completed") == 10
     log = "".join(printed)
     assert answer.headers["x-request-id"] in log and "error" not in log.lower()
 

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,6 +157,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     error = pytest.raises(OSError, match=r"cannot be written: .*image\.png")
     with files_of_at_most(64), error, atomic_write(path) as temporary:
         save_file({"w": torch.ones(99)}, temporary)
+    with files_of_at_most(64), pytest.raises(OSError, match=r"large: .*image\.png"), atomic_write(path) as temporary:
+        shutil.copyfile(__file__, temporary)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in path.parent.iterdir()] == ["image.png"]
 

@@ -10,6 +10,7 @@ import httpx
 import openai
 from PIL import Image
 
+from lantern.core.process import Stopping
 from lantern.generation.serving.app import Limits, Service
 from lantern.generation.serving.server import Server, bind
 from lantern.models.folder import Model
@@ -27,7 +28,7 @@ class Served:
     def __init__(self, model: Model, limits: Limits) -> None:
         self.service = Service(model, limits)
         self.worker = self.service.worker
-        self.server, bound = Server(self.service, 10), bind("127.0.0.1", 0)
+        self.server, bound = Server(self.service, 10, Stopping()), bind("127.0.0.1", 0)
         self.url = "http://{}:{}".format(*bound.getsockname())
         self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
 

@@ -2,13 +2,14 @@
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import numpy as np
 import openai
 import torch
 from hypothesis import HealthCheck, given, settings
+from starlette.datastructures import URL
+from starlette.requests import HTTPConnection
 
 from lantern import __version__
 from lantern.core.sampling import Sampling
@@ -152,6 +155,12 @@ def test_other_refusals(served: Served) -> None:
         chunked = HEADERS | length | {"Transfer-Encoding": "chunked"}
         assert served.post(content=iter([b"{}"]), headers=chunked).status_code == 411
     refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
+
+
+def test_the_key_is_asked_for_whatever_host_a_request_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    # the URL that Starlette 1.0 makes of this host
+    monkeypatch.setattr(HTTPConnection, "url", URL("http://x/y/v1/images/generations"))
+    assert served.post({"prompt": PROMPT}, headers={"Host": "x/y"}).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -429,16 +438,21 @@ def test_health_is_503_while_a_step_hangs(model: Model, monkeypatch: pytest.Monk
         ended.set()
 
 
-def test_images_that_outlast_the_drain_are_answered(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drain", [0.1, 60])
+def test_images_that_outlast_the_drain_or_a_second_signal_are_answered(
+    model: Model, drain: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(Joint, "take", lambda *_: time.sleep(0.05))
     with Served(model, Limits()) as server, ThreadPoolExecutor(1) as pool:
-        server.server.drain = 0.1
+        server.server.drain = drain
         asked = pool.submit(server.post, {"prompt": PROMPT})
         while not server.worker.running:
             time.sleep(0.01)
-        server.server.should_exit = True
+        for _ in range(1 if drain < 1 else 2):
+            server.server.handle_exit(signal.SIGINT, None)
         answer = asked.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopped")
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_requests_are_logged_and_counted(
@@ -469,17 +483,28 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
         server.server.config.timeout_keep_alive = 1
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         cases = (
+            (head + b'Content-Length: 99999\r\n\r\n{"pro', b"HTTP/1.1 413"),
+            (head + b'Content-Length: 999\r\n\r\n{"pro', b"HTTP/1.1 408"),
             (b"", b""),
             (head, b""),
-            (head + b'Content-Length: 99\r\n\r\n{"pro', b"HTTP/1.1 408"),
             (b"GET /version HTTP/1.1\r\nHost: a\r\n\r\nGET", b"HTTP/1.1 200"),
         )
-        clients = [socket.create_connection(address, timeout=10) for _ in cases]
+        clients = [socket.create_connection(address, timeout=0.05) for _ in cases]
         for client, (sent, _) in zip(clients, cases, strict=True):
             client.sendall(sent)
         for client, (_, answered) in zip(clients, cases, strict=True):
             with client:
-                heard = b"".join(iter(partial(client.recv, 4096), b""))  # until the server closes it
+                heard = b""
+                with suppress(ConnectionError):
+                    for _ in range(100):
+                        try:
+                            if not (part := client.recv(4096)):
+                                break
+                            heard += part
+                        except TimeoutError:
+                            client.sendall(b"a")
+                    else:
+                        pytest.fail("the server does not close the connection")
                 assert heard[: len(answered) or None] == answered
 
 

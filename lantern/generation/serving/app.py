@@ -394,7 +394,7 @@ class Guard:
             scope = dict(scope, method="GET" if request.method == "HEAD" else request.method)
             await (self._app if error is None else answer(error))(scope, hear, say)
         finally:
-            path, seconds = request.url.path, time.monotonic() - begun
+            path, seconds = request.scope["path"], time.monotonic() - begun
             if path not in PROBES:
                 LOG.info("%s %s %.80r %d %.3f s", name, request.method, path, status, seconds)
             if status >= 400:
@@ -402,7 +402,7 @@ class Guard:
 
     def _fault(self, request: Request) -> RefusedError | None:
         limits, headers = self._limits, request.headers
-        if limits.api_key is not None and request.url.path.startswith("/v1/"):
+        if limits.api_key is not None and request.scope["path"].startswith("/v1/"):
             given = headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {limits.api_key}".encode()):
                 return RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
@@ -410,7 +410,7 @@ class Guard:
             length = headers.get("content-length", "")
             if not length.isdecimal() or "transfer-encoding" in headers:  # which h11 reads the body by
                 return RefusedError(411, "the body has no Content-Length")
-            most = limits.upload if request.url.path == EDITS else limits.body
+            most = limits.upload if request.scope["path"] == EDITS else limits.body
             if int(length) > most:
                 return RefusedError(413, f"the body has {length[:20]} bytes, at most {most} are accepted")
         return None
@@ -505,7 +505,7 @@ def refusal(request: Request, error: Exception) -> RefusedError:
         return RefusedError(500, one_line(error))
     message, headers = str(error.detail), error.headers or {}
     if error.status_code == 404:
-        message = f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations"
+        message = f"there is no {request.scope['path'][:80]} here; images are made by POST /v1/images/generations"
     elif error.status_code == 405:
         message = f"{request.method} is not accepted here, wanted {headers.get('Allow', 'another')}"
     return RefusedError(error.status_code, message, headers=headers)
@@ -514,7 +514,7 @@ def refusal(request: Request, error: Exception) -> RefusedError:
 def invalid_body(request: Request, fault: dict[str, Any]) -> RefusedError:
     """Return the answer to a body that pydantic finds a fault in."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if request.url.path == EDITS and kind != "multipart/form-data":
+    if request.scope["path"] == EDITS and kind != "multipart/form-data":
         return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted multipart/form-data")
     path = ".".join(part for part in fault["loc"] if isinstance(part, str) and part != "body")
     if fault["type"] == "json_invalid":

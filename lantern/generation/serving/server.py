@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import h11
@@ -11,7 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lantern.core.config import one_line
-from lantern.core.process import Stopped
+from lantern.core.process import Stopped, Stopping
 from lantern.generation.serving.app import Service, build_app
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class TimedProtocol(H11Protocol):
-    """A connection that is closed if the headers of a request do not arrive in time."""
+    """A connection that is closed if the headers of a request, or what is left of an answered one, are late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the headers of the first request."""
@@ -43,9 +44,9 @@ class TimedProtocol(H11Protocol):
         self._expected = self.loop.call_later(HEADER_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Expect the rest of the headers of a later request."""
+        """Expect the rest of the headers of a later request, or of a body that was answered before it had arrived."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.our_state is h11.SEND_RESPONSE:
             self._expected.cancel()
         elif self._expected.cancelled():
             self._expected = self.loop.call_later(HEADER_SECONDS, self.transport.close)
@@ -59,11 +60,11 @@ class TimedProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Serves until a signal or until the worker ends; images under way then have `drain` seconds."""
 
-    def __init__(self, service: Service, drain: float) -> None:
+    def __init__(self, service: Service, drain: float, stopping: Stopping) -> None:
         how: dict[str, Any] = {"http": TimedProtocol, "log_config": None, "log_level": "warning", "access_log": False}
-        how |= {"limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
+        how |= {"lifespan": "off", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": int(drain) + GRACE}
         super().__init__(uvicorn.Config(build_app(service), **how))
-        self._service, self.drain = service, drain
+        self._service, self.drain, self._stopping = service, drain, stopping
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
@@ -73,18 +74,28 @@ class Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             LOG.info("%s is served at http://%s:%d", self._service.model.name, shown, port)
 
+    async def main_loop(self) -> None:
+        """Serve until the end, which SIGHUP is too: uvicorn leaves it to `Stopping`, which would break requests off."""
+        with self._stopping.shield(raises=False):
+            await super().main_loop()
+
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end."""
-        return await super().on_tick(counter) or not self._service.worker.is_alive()
+        is_over = self._stopping.is_requested or not self._service.worker.is_alive()
+        return await super().on_tick(counter) or is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish the images under way; those that take too long are answered with 503."""
-        asyncio.get_running_loop().call_later(self.drain, self._service.worker.give_up, "the server stops")
+        """Finish the images under way; after `drain` seconds, or a second Ctrl-C, they are answered with 503."""
+        give_up = partial(self._service.worker.give_up, "the server stops")
+        asyncio.get_running_loop().call_later(self.drain, give_up)
         await super().shutdown(sockets)
+        if self.force_exit and (tasks := self.server_state.tasks):
+            give_up()
+            await asyncio.wait(tasks, timeout=GRACE)
 
 
-def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> int:
-    """Serve what `start` returns at a socket until SIGINT or SIGTERM; return the exit code.
+def serve(start: Callable[[], Service], bound: socket.socket, drain: float, stopping: Stopping) -> int:
+    """Serve what `start` returns at a socket until a signal; return the exit code.
 
     RuntimeError if the worker ends.
     """
@@ -92,7 +103,8 @@ def serve(start: Callable[[], Service], bound: socket.socket, drain: float) -> i
     logging.getLogger(__package__).setLevel(logging.INFO)
     service, code = start(), 0
     try:
-        Server(service, drain).run([bound])
+        Server(service, drain, stopping).run([bound])
+        stopping.check()
     except Stopped as stopped:
         LOG.info("%s", stopped)
         code = stopped.code
