@@ -294,6 +294,7 @@ class ImageRun:
         self.scale = self.files.scale or self.model.scale
         self.planned: dict[Request, list[Path]] = {}
         self.paths: list[Path] = []
+        self.is_new = False
         self.halved: int | None = None
         self.recorder: Recorder | None = None
         self.columns = self.files.grid or math.ceil(math.sqrt(len(self.requested)))
@@ -308,7 +309,9 @@ class ImageRun:
             cell = width * self.scale, height * self.scale
             images.sheet_size(cell, len(values), self.columns, has_labels=self.has_labels)  # ValueError for a large one
             values = [values[0] | {"prompt": images.slug(", ".join(subjects)), "image": f"grid{len(values)}"}]
-        paths = self.place.paths(values, may_exist=self.files.overwrite or self.files.skip_existing)
+        may_exist = self.files.overwrite or self.files.skip_existing
+        paths = self.place.paths(values, may_exist=may_exist)
+        self.is_new = not may_exist and paths != [self.place.out]  # `paths` has refused files that exist
         planned = list(zip(self.requested, paths * (len(self.requested) // len(paths)), strict=True))
         if self.files.skip_existing:
             planned = [(request, path) for request, path in planned if not path.exists()]
@@ -397,7 +400,8 @@ class ImageRun:
     def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
         """Write an image or sheet, remember its path and print it."""
         enlarged = {"scale": str(self.scale), "resample": self.files.resample} if self.scale > 1 else {}
-        images.save_image(image, path, facts | enlarged, quality=self.files.quality or images.QUALITY)
+        how = {"quality": self.files.quality or images.QUALITY, "is_new": self.is_new}
+        images.save_image(image, path, facts | enlarged, **how)
         self.paths.append(path)
         if self.files.has_paths:
             print(path)

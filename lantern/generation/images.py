@@ -300,10 +300,12 @@ def sheet_size(
     return width, height
 
 
-def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY) -> None:
+def save_image(
+    image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY, is_new: bool = False
+) -> None:
     """Write an image atomically in the format of its suffix, with the metadata of `save_options`.
 
-    `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
+    `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`, with `is_new` also where it exists.
     """
     from lantern.core.io import atomic_write
 
@@ -311,6 +313,8 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     image.save(whole := BytesIO(), **save_options(FORMATS[Path(path).suffix.lower()], facts, quality=quality))
     with atomic_write(path) as temporary:
         temporary.write_bytes(whole.getbuffer())
+        if is_new:
+            Path(path).touch(exist_ok=False)  # another run may have written it since this one began
 
 
 def save_options(form: str, facts: Mapping[str, Any], *, quality: int = QUALITY) -> dict[str, Any]:

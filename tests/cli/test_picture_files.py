@@ -52,6 +52,24 @@ def test_only_files_that_are_named_are_replaced(model: str, capsys: Capture, mon
     assert made(model, "--overwrite") == 0 and path.read_bytes() != b"own"
 
 
+def test_a_file_that_another_run_wrote_meanwhile_is_not_replaced(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = images.save_image
+
+    def late(image: Any, path: Path, *facts: Any, **how: Any) -> None:
+        path.write_bytes(b"another run's")
+        save(image, path, *facts, **how)
+
+    monkeypatch.setattr(images, "save_image", late)
+    assert made(model) == 1 and "0.png: File exists" in capsys.readouterr().err
+    [path] = Path().iterdir()
+    assert path.read_bytes() == b"another run's"
+    for replacing in (["--overwrite"], ["--out", "x.png"]):
+        assert made(model, *replacing, "--json") == 0
+        assert Path(json.loads(capsys.readouterr().out)["paths"][0]).read_bytes() != b"another run's"
+
+
 def test_files_that_exist_are_kept_and_the_others_made(model: str, capsys: Capture) -> None:
     assert made(model, "-n", "3", "--out", "whole") == made(model, "--out", "o") == 0
     [kept] = Path("o").iterdir()
