@@ -406,7 +406,7 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 def trim_memory() -> None:
     """Return memory that is no longer used to the operating system, where the C library can."""
-    with suppress(OSError, AttributeError):
+    with suppress(AttributeError, TypeError):  # TypeError: on Windows None names no library
         ctypes.CDLL(None).malloc_trim(0)
 
 
