@@ -70,7 +70,9 @@ class CompilerError(Exception):
 
 
 def find_compiler() -> str:
-    """Return the command of $CXX, or g++; ValueError without either."""
+    """Return the command of $CXX, or g++; ValueError without either, and on systems other than Linux."""
+    if sys.platform != "linux":
+        raise ValueError(f"the cpu engine is for Linux, this is {sys.platform}: {INSTEAD}")
     for name in (os.environ.get("CXX"), "g++"):
         if name and (found := shutil.which(name)):
             return found
@@ -148,12 +150,10 @@ def compile_all(
 
     Without a compiler, and on systems other than Linux, there are none, and the reason is the only error.
     """
-    if sys.platform != "linux":
-        return [], [f"{sys.platform} is not supported"]
     try:
         compiler = find_compiler()
-    except ValueError:
-        return [], ["no C++ compiler was found"]
+    except ValueError as error:
+        return [], [str(error)]
     folder.mkdir(parents=True, exist_ok=True)
     made, errors = list[Path](), list[str]()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

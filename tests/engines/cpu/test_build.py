@@ -84,6 +84,16 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_not_told_to_install_a_compiler(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    told = f"the cpu engine is for Linux, this is {system}: use --engine eager"
+    assert refused(building.find_compiler) == told
+    assert building.compile_all(tmp_path, [building.GENERIC]) == ([], [told])
+
+
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_untrusted_library_is_never_loaded(fault: str, library: Path, caplog: pytest.LogCaptureFixture) -> None:
