@@ -142,6 +142,7 @@ def test_a_wheel_may_hold_python_only(
     app = SimpleNamespace(display_warning=warnings.append)
     hook: Any = module.LayoutHook(str(ROOT), {}, None, None, str(tmp_path), "wheel", app)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     if script:
         compiler = tmp_path / "g++"
@@ -152,6 +153,8 @@ def test_a_wheel_may_hold_python_only(
         data: dict[str, Any] = {"force_include": {}, "pure_python": True}
         hook.add_library(data, is_editable=is_editable)
         assert data == {"force_include": {}, "pure_python": True}
+    hook.finalize("standard", data, "")
+    assert not [*tmp_path.glob("lantern-*")]
     assert warnings and all(warning in one for one in warnings)
 
 
