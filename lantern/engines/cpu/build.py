@@ -276,7 +276,7 @@ def _check_status(result: Any, call: object, given: object) -> Any:
 
 
 def _build(compiler: str) -> Path:
-    """Compile for this processor into the first folder that is writable and private; return the library's path.
+    """Compile for this processor into the first folder that is writable, private and not noexec; return its path.
 
     A compiler that does not know the processor compiles for the next older kind.
     """
@@ -305,9 +305,12 @@ def _writable_folder() -> Path:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.lstat(folder)
             is_own = _user_id() is None or (found.st_uid == _user_id() and not found.st_mode & 0o022)
-            if stat.S_ISDIR(found.st_mode) and is_own and os.access(folder, os.W_OK):
+            if not (stat.S_ISDIR(found.st_mode) and is_own and os.access(folder, os.W_OK)):
+                faults.append(f"{folder} is not a private folder of this user")
+            elif os.statvfs(folder).f_flag & os.ST_NOEXEC:
+                faults.append(f"{folder} is mounted noexec, so that no library loads from it")
+            else:
                 return folder
-            faults.append(f"{folder} is not a private folder of this user")
         except OSError as error:
             faults.append(f"{folder}: {error.strerror or error}")
     raise ValueError(f"the cpu engine cannot be stored ({'; '.join(faults)}): set XDG_CACHE_HOME, or {INSTEAD}")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -138,16 +139,18 @@ def written(command: list[str]) -> None:
     Path(command[command.index("-o") + 1]).write_bytes(b"made")
 
 
-@pytest.mark.parametrize("is_private", [True, False])
-def test_a_build_writes_to_a_private_folder(is_private: bool, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_private:
-        fresh.mkdir(parents=True)
+@pytest.mark.parametrize("fault", ["none", "not private", "noexec"])
+def test_a_build_writes_to_a_private_folder(fault: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.mkdir(parents=True, mode=0o700)
+    if fault == "not private":
         fresh.chmod(0o777)
+    flags = {fresh: os.ST_NOEXEC if fault == "noexec" else 0}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags.get(path, 0)))
     monkeypatch.setattr(building, "features", lambda: building.V3.features)
     monkeypatch.setattr(building, "run", written)
     path = building._build("g++")
     building.check_trust(path)
-    assert path.parent == building.folders()[0 if is_private else 1] and path.read_bytes() == b"made"
+    assert path.parent == building.folders()[fault != "none"] and path.read_bytes() == b"made"
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert {*path.parent.iterdir()} == {path, building.record_of(path)}
 
