@@ -87,7 +87,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # of the umask; writers of some formats replace the file by a private one
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)

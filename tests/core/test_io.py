@@ -169,7 +169,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["image.png"]
 
 
-def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+def test_written_files_are_flushed_and_have_the_usual_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: os.write(file, b""))  # Windows flushes only what is open for writing
     (tmp_path / "plain").write_text("x")
     write_json(tmp_path / "careful.json", {"a": 1})
     save_component(nn.Linear(4, 3).state_dict(), {}, tmp_path)
