@@ -107,6 +107,12 @@ def of_machine() -> tuple[ProcessorKind, ...]:
     return X86_64 if platform.machine().lower() in ("x86_64", "amd64") else (GENERIC,)
 
 
+def check_processor() -> None:
+    """Raise ValueError for an x86-64 processor without AVX2 and FMA, on which torch's layers are faster."""
+    if supported()[0] not in of_machine():
+        raise ValueError(f"the cpu engine computes with AVX2 and FMA, which this processor lacks: {INSTEAD}")
+
+
 def library_name(variant: ProcessorKind | None = None) -> str:
     """Return the file name of the library of these sources and flags, for a kind of processor or the best here."""
     variant = variant or supported()[0]
