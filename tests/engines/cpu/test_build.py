@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from lantern.engines.cpu import build as building
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import Arena
 from tests.refusals import refused
+from tests.tiny import tiny_target
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -179,7 +181,9 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
     monkeypatch.setattr(building, "features", lambda: features)
     assert building.supported()[0].name == name
     if name == "generic" and building.of_machine() == building.X86_64:
-        refused(building.check_processor, match="AVX2 and FMA, which this processor lacks: use --engine eager")
+        why = refused(building.check_processor, match="AVX2 and FMA, which this processor lacks: use --engine eager")
+        monkeypatch.setattr("lantern.engines.cpu.engine.check", lambda target: None)  # of sizes
+        assert CpuEngine().why_not(tiny_target()) == why
     else:
         building.check_processor()
     fresh.mkdir(parents=True)
