@@ -32,6 +32,8 @@ LEFT_OUT = {"profile.json", "results", "__pycache__"}  # local measurements, res
 class LayoutHook(BuildHookInterface):
     """Adds the folders of WHEEL_LAYOUT to wheels, except editable ones, and the C++ library to all."""
 
+    compiled: tempfile.TemporaryDirectory[str] | None = None  # libraries, until the wheel holds them
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the files to the build; `version` is "standard" or "editable"."""
         self.add_library(build_data, is_editable=version == "editable")
@@ -43,6 +45,11 @@ class LayoutHook(BuildHookInterface):
                 if path.is_file() and not LEFT_OUT & set(inside.parts):
                     build_data["force_include"][str(path)] = f"{place}/{inside.as_posix()}"
 
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Delete the compiled libraries, which the wheel holds now."""
+        if self.compiled is not None:
+            self.compiled.cleanup()
+
     def add_library(self, build_data: dict[str, Any], *, is_editable: bool) -> None:
         """Compile the C++ library: into the checkout for an editable install, else into the wheel."""
         compiling = load_compiler(self.root)
@@ -53,8 +60,8 @@ class LayoutHook(BuildHookInterface):
             known = {path.name for path in folder.glob("*.so")}
             self.report(compiling.compile_all(folder, compiling.supported()[:1], known)[1])
             return
-        folder = Path(tempfile.mkdtemp(prefix="lantern-library-"))
-        made, errors = compiling.compile_all(folder, compiling.of_machine())
+        self.compiled = tempfile.TemporaryDirectory(prefix="lantern-library-")
+        made, errors = compiling.compile_all(Path(self.compiled.name), compiling.of_machine())
         self.report(errors)
         for path in made:
             for part in (path, compiling.record_of(path)):

@@ -5,7 +5,6 @@ readers and removed when the next writer opens the file.
 """
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -24,6 +23,8 @@ class JsonLines(AbstractContextManager["JsonLines"]):
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
+        import fcntl  # not on Windows
+
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
@@ -37,7 +38,6 @@ class JsonLines(AbstractContextManager["JsonLines"]):
             self._file.seek(0)
             self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line
             self._file.truncate(self._size)
-            self._file.seek(0, os.SEEK_END)
             if not self._size:
                 self.append({"fingerprint": fingerprint})
         except BaseException:

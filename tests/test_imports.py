@@ -19,6 +19,7 @@ LIBRARIES = {"lantern.engines.cuda.kernels": "triton", "lantern.generation.servi
 # imported by other libraries, some of them with warnings; and libraries of metrics
 LATER = ("transformers.quantizers.auto", *(["diffusers.quantizers.torchao"] if find_spec("torchao") else []))
 JUDGES = ("torchmetrics.image.fid", "cleanfid.fid", "open_clip", "torchvision.transforms.v2", "torchvision.models")
+POSIX = {"fcntl", "grp", "pwd", "resource", "termios"}  # not on Windows
 OUTSIDE_THE_WHEEL = ("recipes", "tests", "integrations")
 
 
@@ -111,6 +112,7 @@ def test_layers_point_one_way_without_cycles() -> None:
 def test_the_wheel_imports_nothing_outside_it_and_heavy_libraries_where_they_are_used() -> None:
     for module, path in SOURCES.items():
         assert [name for name in _imports(path) if name.split(".")[0] in OUTSIDE_THE_WHEEL] == [], module
+        assert not POSIX & {*_imports(path, top_level_only=True)}, module
         if module not in ("lantern.generation.pipeline", "lantern.generation.component"):  # classes of diffusers
             found = _imports(path, top_level_only=True)
             assert [name for name in found if name.split(".")[0] in HEAVY] == [], module

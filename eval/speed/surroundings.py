@@ -57,8 +57,8 @@ def commit(folder: Path) -> str:
 
 
 def load_average() -> list[float]:
-    """Return the load average over 1, 5 and 15 minutes."""
-    return [round(value, 2) for value in os.getloadavg()]
+    """Return the load average over 1, 5 and 15 minutes; nothing on Windows."""
+    return [] if platform.system() == "Windows" else [round(value, 2) for value in os.getloadavg()]
 
 
 def file_hashes(folder: Path) -> str:

@@ -44,7 +44,7 @@ def doctor(
     model: str | None = opt(None, "predict memory and time of this model instead, from its configs"),
     size: tuple[int, int] | None = opt(None, "--model: pixels, of models that make several sizes"),
     batch: int = opt(1, "--model: images at a time", 1, 4096),
-    device: str = opt("auto", "--model: auto, cpu, cuda, cuda:N or mps"),
+    device: str = opt("auto", "--model: auto, cpu, cuda or cuda:N"),
     dtype: str = opt("auto", "--model: auto, fp32, bf16 or fp16", type=OneOf(("auto", *DTYPES))),
     *,
     changed: list[str],
@@ -126,8 +126,6 @@ def _devices() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         yield Finding(f"cuda:{index}: {found.name}, {found.total_memory / 2**30:.0f} GiB")
-    if torch.backends.mps.is_available():
-        yield Finding("mps: available")
 
 
 def _engines() -> Iterator[Finding]:

@@ -80,7 +80,7 @@ class Runs(Group):
 class Apart(Runs):
     """Where and how the model runs."""
 
-    device: str = opt("auto", "auto, cpu, cuda, cuda:N or mps")
+    device: str = opt("auto", "auto, cpu, cuda or cuda:N")
     dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
 
     def options(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # of the umask; writers of some formats replace the file by a private one
         yield temporary
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
@@ -406,7 +406,7 @@ def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
 
 def trim_memory() -> None:
     """Return memory that is no longer used to the operating system, where the C library can."""
-    with suppress(OSError, AttributeError):
+    with suppress(AttributeError, TypeError):  # TypeError: on Windows None names no library
         ctypes.CDLL(None).malloc_trim(0)
 
 

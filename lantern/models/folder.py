@@ -450,11 +450,11 @@ def pick_device(device: str | torch.device) -> torch.device:
         return device
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = re.fullmatch(r"(cpu|mps|cuda)(?::(\d{1,3}))?", device)
+    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,3}))?", device)
     if not found:
-        raise ValueError(f"device is {device[:40]!r}, wanted auto, cpu, cuda, cuda:N or mps")
+        raise ValueError(f"device is {device[:40]!r}, wanted auto, cpu, cuda or cuda:N")
     number = int(found[2] or 0)
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[found[1]]
+    there = 1 if found[1] == "cpu" else torch.cuda.device_count()
     if number >= there:
         raise ValueError(f"device {device!r} is not on this machine, which has {there} of its kind; cpu always works")
     return torch.device(device)

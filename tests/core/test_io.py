@@ -143,6 +143,15 @@ def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[s
     assert refused(build_config, Outer, values, source="x.json", match=message).startswith("x.json: ")
 
 
+@pytest.mark.parametrize("error", [AttributeError, TypeError])  # of another C library, and on Windows
+def test_memory_is_returned_where_the_c_library_can(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: None) -> None:
+        raise error(name)
+
+    monkeypatch.setattr(io.ctypes, "CDLL", refuse)
+    io.trim_memory()
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "image.png"
     with pytest.raises(RuntimeError), atomic_write(path):
@@ -163,7 +172,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["image.png"]
 
 
-def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
+def test_written_files_are_flushed_and_have_the_usual_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: os.write(file, b""))  # Windows flushes only what is open for writing
     (tmp_path / "plain").write_text("x")
     write_json(tmp_path / "careful.json", {"a": 1})
     save_component(nn.Linear(4, 3).state_dict(), {}, tmp_path)

@@ -106,8 +106,9 @@ def test_a_tokenizer_of_another_model_is_refused(copied: Path) -> None:
     assert "vqvae has 24 tokens, the transformer 25" in refused(load_model, copied, parts=("vq",))
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
-def test_a_missing_device_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU", "mps"])
+def test_a_missing_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)  # it has no fp64, which noise needs
     assert "device" in refused(pick_device, name)
 
 

@@ -70,7 +70,9 @@ class CompilerError(Exception):
 
 
 def find_compiler() -> str:
-    """Return the command of $CXX, or g++; ValueError without either."""
+    """Return the command of $CXX, or g++; ValueError without either, and on systems other than Linux."""
+    if sys.platform != "linux":
+        raise ValueError(f"the cpu engine is for Linux, this is {sys.platform}: {INSTEAD}")
     for name in (os.environ.get("CXX"), "g++"):
         if name and (found := shutil.which(name)):
             return found
@@ -103,6 +105,12 @@ def supported() -> list[ProcessorKind]:
 def of_machine() -> tuple[ProcessorKind, ...]:
     """Return the variants for all processors of this machine's architecture."""
     return X86_64 if platform.machine().lower() in ("x86_64", "amd64") else (GENERIC,)
+
+
+def check_processor() -> None:
+    """Raise ValueError for an x86-64 processor without AVX2 and FMA, on which torch's layers are faster."""
+    if supported()[0] not in of_machine():
+        raise ValueError(f"the cpu engine computes with AVX2 and FMA, which this processor lacks: {INSTEAD}")
 
 
 def library_name(variant: ProcessorKind | None = None) -> str:
@@ -148,12 +156,10 @@ def compile_all(
 
     Without a compiler, and on systems other than Linux, there are none, and the reason is the only error.
     """
-    if sys.platform != "linux":
-        return [], [f"{sys.platform} is not supported"]
     try:
         compiler = find_compiler()
-    except ValueError:
-        return [], ["no C++ compiler was found"]
+    except ValueError as error:
+        return [], [str(error)]
     folder.mkdir(parents=True, exist_ok=True)
     made, errors = list[Path](), list[str]()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -276,7 +282,7 @@ def _check_status(result: Any, call: object, given: object) -> Any:
 
 
 def _build(compiler: str) -> Path:
-    """Compile for this processor into the first folder that is writable and private; return the library's path.
+    """Compile for this processor into the first folder that is writable, private and not noexec; return its path.
 
     A compiler that does not know the processor compiles for the next older kind.
     """
@@ -305,9 +311,12 @@ def _writable_folder() -> Path:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.lstat(folder)
             is_own = _user_id() is None or (found.st_uid == _user_id() and not found.st_mode & 0o022)
-            if stat.S_ISDIR(found.st_mode) and is_own and os.access(folder, os.W_OK):
+            if not (stat.S_ISDIR(found.st_mode) and is_own and os.access(folder, os.W_OK)):
+                faults.append(f"{folder} is not a private folder of this user")
+            elif os.statvfs(folder).f_flag & os.ST_NOEXEC:
+                faults.append(f"{folder} is mounted noexec, so that no library loads from it")
+            else:
                 return folder
-            faults.append(f"{folder} is not a private folder of this user")
         except OSError as error:
             faults.append(f"{folder}: {error.strerror or error}")
     raise ValueError(f"the cpu engine cannot be stored ({'; '.join(faults)}): set XDG_CACHE_HOME, or {INSTEAD}")

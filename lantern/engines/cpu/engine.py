@@ -65,7 +65,7 @@ class CpuEngine(Engine):
     fits_windows: ClassVar[bool] = True
 
     def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> str | None:
-        """Return a reason for other layers, devices, dtypes and widths, and where the library is missing."""
+        """Return a reason for other layers, devices, dtypes, widths, processors, and a missing library."""
         if target.config.family != "llamagen":
             return "the cpu engine runs LlamaGen's layers, not this model's: use --engine eager"
         if self.weights == "int4":
@@ -74,6 +74,7 @@ class CpuEngine(Engine):
             return "the cpu engine keeps keys and values in fp32, a KV cache in fp8 was given: use --engine eager"
         try:
             check(target)
+            build.check_processor()
             missing = build.missing()
             if missing is not None:
                 build.find_compiler()

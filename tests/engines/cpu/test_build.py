@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lantern.engines.cpu import build as building
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import Arena
 from tests.refusals import refused
+from tests.tiny import tiny_target
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -84,6 +87,16 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_not_told_to_install_a_compiler(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    told = f"the cpu engine is for Linux, this is {system}: use --engine eager"
+    assert refused(building.find_compiler) == told
+    assert building.compile_all(tmp_path, [building.GENERIC]) == ([], [told])
+
+
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_untrusted_library_is_never_loaded(fault: str, library: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,16 +141,18 @@ def written(command: list[str]) -> None:
     Path(command[command.index("-o") + 1]).write_bytes(b"made")
 
 
-@pytest.mark.parametrize("is_private", [True, False])
-def test_a_build_writes_to_a_private_folder(is_private: bool, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not is_private:
-        fresh.mkdir(parents=True)
+@pytest.mark.parametrize("fault", ["none", "not private", "noexec"])
+def test_a_build_writes_to_a_private_folder(fault: str, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh.mkdir(parents=True, mode=0o700)
+    if fault == "not private":
         fresh.chmod(0o777)
+    flags = {fresh: os.ST_NOEXEC if fault == "noexec" else 0}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags.get(path, 0)))
     monkeypatch.setattr(building, "features", lambda: building.V3.features)
     monkeypatch.setattr(building, "run", written)
     path = building._build("g++")
     building.check_trust(path)
-    assert path.parent == building.folders()[0 if is_private else 1] and path.read_bytes() == b"made"
+    assert path.parent == building.folders()[fault != "none"] and path.read_bytes() == b"made"
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert {*path.parent.iterdir()} == {path, building.record_of(path)}
 
@@ -165,6 +180,12 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
 ) -> None:
     monkeypatch.setattr(building, "features", lambda: features)
     assert building.supported()[0].name == name
+    if name == "generic" and building.of_machine() == building.X86_64:
+        why = refused(building.check_processor, match="AVX2 and FMA, which this processor lacks: use --engine eager")
+        monkeypatch.setattr("lantern.engines.cpu.engine.check", lambda target: None)  # of sizes
+        assert CpuEngine().why_not(tiny_target()) == why
+    else:
+        building.check_processor()
     fresh.mkdir(parents=True)
     for variant in building.supported():
         (fresh / building.library_name(variant)).touch()

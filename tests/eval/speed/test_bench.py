@@ -23,7 +23,7 @@ from lantern.eval.speed.bench import WIDTH, BenchOptions, render
 from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results, take, unpack
 from lantern.eval.speed.shapes import ShapeOptions, deepest, script
-from lantern.eval.speed.surroundings import commit, surroundings
+from lantern.eval.speed.surroundings import commit, load_average, surroundings
 from lantern.generation import choice
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import TransformerConfig
@@ -211,6 +211,12 @@ def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
     assert {"torch", "torchao", "cpu", "cores", "threads", "commit", "python"} <= set(found)
     assert os.path.expanduser("~") not in json.dumps(found)
     assert commit(tmp_path) == found["lantern"]
+
+
+def test_windows_has_no_load_average(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    monkeypatch.delattr(os, "getloadavg")
+    assert load_average() == []
 
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
