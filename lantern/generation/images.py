@@ -429,12 +429,14 @@ def destination(out: Path | None, *, template: str | None = None, form: str | No
     if "/" in template or "\0" in template:
         raise ValueError(f"--name is {template[:60]!r}, wanted the name of a file: give its folder with --out")
     try:
-        fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        fields = [(name, spec or "") for _, name, spec, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:
         raise ValueError(f"--name is {template[:60]!r}: {error}; fields are written {{prompt}}") from error
-    for name in fields:
+    for name, spec in fields:
         if name not in FIELDS:
             raise ValueError(f"--name has the unknown field {{{name[:40]}}}; {hint_for(name, FIELDS)}")
+        if re.search(r"\d{4}", spec):  # the text would take all memory
+            raise ValueError(f"--name has the field {{{name}:{spec[:40]}}}, wanted a width below 1000")
     own = Path(template).suffix.lower()
     if own in FORMATS:
         if form is not None and FORMATS[own] != form:

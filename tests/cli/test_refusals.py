@@ -163,6 +163,7 @@ OF_GENERATE = {
     "--format png --quality 50": "PNG is lossless",
     "--name {promt}": "unknown field {promt}; did you mean 'prompt'?",
     "--name {seed.real}": "unknown field {seed.real}",
+    "--name {seed:9999999999d}": "the field {seed:9999999999d}, wanted a width below 1000",
     "--name {prompt": "fields are written {prompt}",
     "--name a/b": "give its folder with --out",
     "--name {prompt:d}": "--name is '{prompt:d}'",
