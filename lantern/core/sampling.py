@@ -239,7 +239,7 @@ def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, 
 
 
 def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose, iterations: Int[Tensor, " b"] | None = None) -> Key:
-    """Return the keys of streams for one purpose, made from the seeds by Philox, so that no two are equal.
+    """Return the keys of streams for one purpose, made from the seeds by Philox: two are equal by chance, 2^-64, only.
 
     Numbers that are made repeatedly for the same token have one stream per iteration. All others use iteration 0.
     """

@@ -317,10 +317,10 @@ class Target:
         """Return a function that samples the best tokens by log p + g directly from logits, or None.
 
         It takes logits `(b r n v)`, token numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n
-        width)`, best first. With one row of logits the logits count as guided. The best token is bit for bit
-        `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`. Given `grid` (b t) and `total` (b), the
-        best tokens are written to their places of the grids, and `total` becomes NaN or infinite where logits are that
-        the tokens depend on.
+        width)`, best first. With one row of logits the logits count as guided. The best token is that of
+        `(sampling.scores(logits, places) + noise.gumbel(places)).argmax(-1)`: in C++ bit for bit, on a GPU but for the
+        rounding of the division by the temperature. Given `grid` (b t) and `total` (b), the best tokens are written to
+        their places of the grids, and `total` becomes NaN or infinite where logits are that the tokens depend on.
         """
         return None
 
