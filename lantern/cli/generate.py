@@ -401,7 +401,11 @@ class ImageRun:
         """Write an image or sheet, remember its path and print it."""
         enlarged = {"scale": str(self.scale), "resample": self.files.resample} if self.scale > 1 else {}
         how = {"quality": self.files.quality or images.QUALITY, "is_new": self.is_new}
-        images.save_image(image, path, facts | enlarged, **how)
+        try:
+            images.save_image(image, path, facts | enlarged, **how)
+        except FileExistsError as error:
+            why = "another run wrote it meanwhile: give --overwrite or --skip-existing"
+            raise FileExistsError(error.errno, why, str(path)) from error
         self.paths.append(path)
         if self.files.has_paths:
             print(path)

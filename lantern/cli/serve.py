@@ -38,7 +38,7 @@ def serve(
     queue: int = opt(64, "images that may wait", 1, 10**6),
     timeout: float = opt(600, "seconds a request may take", 1, 10**6),
     max_prompt: int = opt(2000, "most characters of a prompt", 1, 2000),
-    drain: float = opt(60, "seconds to finish images after SIGTERM", 0, 10**6),
+    drain: float = opt(60, "seconds to finish images after a signal", 0, 10**6),
     *,
     where: Placement,
     stopping: "Stopping",

@@ -54,7 +54,7 @@ STORED = {
 
 
 @contextmanager
-def atomic_write(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`, and rename it to `path` at the end of the block.
 
         with atomic_write(folder / "image.png") as temporary:
@@ -63,7 +63,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
     are created. If the block fails, `path` is unchanged and the temporary file is removed; an OSError of that file, as
     which safetensors' error is raised too, names `path`. A symbolic link stays, and the file that it names is replaced.
-    A device or a pipe is written to at the end of the block.
+    A device or a pipe is written to at the end of the block. With `is_new`, FileExistsError if `path` exists by then.
     """
     from safetensors import SafetensorError
 
@@ -90,6 +90,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with temporary.open("r+b") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
         temporary.chmod(mode)
+        if is_new:
+            path.touch(exist_ok=False)
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -98,7 +100,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 folder.rmdir()
         if isinstance(error, SafetensorError):  # of the system, such as a full disk
             raise OSError(errno.EIO, f"cannot be written: {one_line(error)}", str(path)) from error
-        if isinstance(error, OSError) and str(error.filename2 or error.filename or temporary) == str(temporary):
+        if isinstance(error, OSError) and str(temporary) in (str(error.filename or temporary), str(error.filename2)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
 

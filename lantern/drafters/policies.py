@@ -70,8 +70,8 @@ class Policy:
     """Estimates acceptance probabilities, for one generation at a time.
 
     `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `sizes_vary`:
-    those that it prefers, from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between steps is
-    in `held`, in tensors of constant size; what it keeps between the depths of a tree begins anew at depth 0.
+    whether its trees differ in size from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between
+    steps is in `held`, in tensors of constant size; what it keeps between depths of a tree begins anew at depth 0.
     """
 
     is_predictable: ClassVar[bool] = False

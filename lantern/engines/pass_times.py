@@ -35,7 +35,7 @@ NODES = (1, 2, 4, 8, 16)
 LEAST = 3
 LEAST_ROUNDS = 6  # of passes over every size: the fewest whose extremes are a 95 % interval of the median
 LARGE = 200_000_000  # parameters from which on only the first LEAST sizes are measured on a CPU
-PATIENCE = 5.0  # seconds after which sizes whose times are still uncertain are given up
+PATIENCE = 5.0  # seconds after which times are taken as they are, certain or not
 WARM_PASSES = 3  # over each number of tokens: the first ones of the C++ engine use one thread (`ThreadPolicy`)
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
 CERTAIN = 1.06  # most width of the interval of a ratio T(n) / T(1)
@@ -45,7 +45,7 @@ NEAR = 0.95  # least speed of a window, as a share of the fastest one's, at whic
 # Tokens per step of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
 TOKENS = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
-_KEPT: dict[Path, dict[int, float]] = {}  # measured by this process: the user's cache may not be writable
+_KEPT: dict[Path, dict[int, float]] = {}  # measured by this process: uncertain, or the user's cache is not writable
 
 
 def pass_times(engine: "Engine", target: Target, *, rows: int = 2) -> dict[int, float]:
@@ -104,8 +104,8 @@ def time_of(times: Mapping[int, float], nodes: int) -> float:
 def measure(
     target: Target, *, rows: int = 2, patience: float = PATIENCE, is_replayed: bool = False
 ) -> tuple[dict[int, float], bool]:
-    """Return T(n) of a prepared target, measured now, with half of the image in the cache; `is_replayed`: of graphs.
-    And whether all times are certain.
+    """Return T(n) of a prepared target, measured now with half of the image in the cache, and whether all are certain.
+    `is_replayed`: of graphs.
 
     Every pass over n tokens is between two over a single token, and only its ratio to their mean counts, since the load
     by other programs changes: T(1) is the least time, T(n) that times the median ratio. Rounds over all sizes go on
@@ -157,7 +157,7 @@ def _measure(
         if median(values) * NOISE >= largest:
             largest = max(median(values), largest)
             times[n] = least * largest
-    return times, are_certain and len(times) == 1 + len(sizes)
+    return times, are_certain
 
 
 def is_certain(values: Sequence[float]) -> bool:

@@ -134,7 +134,8 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
     if not is_steady(times):
         reason = "other programs took part of the time in which steps were measured"
     elif known:
-        best = best_window(times, known)
+        pays = {n: count for n, count in known.items() if count >= GAIN * time_of(times, n) / times[1]}
+        best = best_window(times, pays or known)
         least = GAIN * time_of(times, best) / times[1]
         reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
         if known[best] >= least:

@@ -262,6 +262,9 @@ def build_page(sides: SideBySide) -> Any:
     def unfinished(left: str, right: str, text: str, past: list[Any]) -> tuple[Any, ...]:
         return left, right, text, None, past, past, None, gr.Slider(visible=False)
 
+    def up_to(side: Side | None, steps: int) -> Any:
+        return None if side is None else acceptance_map(side, steps)  # None: the server has started again
+
     @cache
     def first() -> tuple[Any, ...]:
         return list(fill(sides.examples[0], sides.default.name, model.sampling().guidance, 0, []))[-1]
@@ -294,7 +297,7 @@ def build_page(sides: SideBySide) -> Any:
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
         page.load(first, None, shown, **options)  # an image before the first click, made for the first visitor
         gr.on([button.click, subject.submit], fill, given, shown, **options)
-        step.input(acceptance_map, [decoded, step], accepted, trigger_mode="always_last", **options)
+        step.input(up_to, [decoded, step], accepted, trigger_mode="always_last", **options)
     return page.queue(max_size=16)
 
 

@@ -311,10 +311,8 @@ def save_image(
 
     # not to the file itself, where Pillow's JPEG encoder takes a short write, as of a full disk, for a whole one
     image.save(whole := BytesIO(), **save_options(FORMATS[Path(path).suffix.lower()], facts, quality=quality))
-    with atomic_write(path) as temporary:
+    with atomic_write(path, is_new=is_new) as temporary:
         temporary.write_bytes(whole.getbuffer())
-        if is_new:
-            Path(path).touch(exist_ok=False)  # another run may have written it since this one began
 
 
 def save_options(form: str, facts: Mapping[str, Any], *, quality: int = QUALITY) -> dict[str, Any]:

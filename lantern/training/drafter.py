@@ -236,8 +236,9 @@ class DrafterConfig:
     generates them when they are needed, new ones in every batch if `pictures` is 0. They are sampled at `guidance` with
     `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
     sampled from `scales` per image of a batch. The first `held_out` images are held out. `unroll` is the number of
-    depths that the drafter learns. The features that it reads get uniform noise of at most `noise` (EAGLE-1, section
-    3.2: 0.1). ValueError for an unknown kind and for values out of range.
+    depths that the drafter learns. Uniform noise of at most `noise` is added to the features that it reads, the same
+    to both guidance rows, so that guided ones have it too (EAGLE-1, section 3.2: 0.1). ValueError for an unknown kind,
+    for values out of range, and for noise on features that the kind does not read.
     """
 
     loop: LoopConfig
@@ -290,6 +291,8 @@ class DrafterTask(Task):
         # later layers and heads would not be trained otherwise
         if config.unroll < (least := self.drafter.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: it trains all of the drafter")
+        if config.noise and "layers" in module.reads:
+            raise ValueError(f"noise is {config.noise:g}, wanted 0: {config.kind} reads layers, not features")
         self.frozen = (target.requires_grad_(False).eval(),)
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size
@@ -303,7 +306,7 @@ class DrafterTask(Task):
         examples = self._examples(numbers.tolist(), scales, device)
         if not config.noise:
             return examples, examples.rows
-        noise = torch.rand(examples.rows.shape, generator=generator).mul_(2).sub_(1).mul_(config.noise)
+        noise = torch.rand(examples.rows[:, :1].shape, generator=generator).mul_(2).sub_(1).mul_(config.noise)
         return examples, examples.rows + noise.to(device)
 
     def _examples(self, numbers: list[int], scales: Tensor, device: torch.device) -> Examples:

@@ -62,7 +62,7 @@ def test_a_file_that_another_run_wrote_meanwhile_is_not_replaced(
         save(image, path, *facts, **how)
 
     monkeypatch.setattr(images, "save_image", late)
-    assert made(model) == 1 and "0.png: File exists" in capsys.readouterr().err
+    assert made(model) == 1 and "0.png: another run wrote it meanwhile: give --overwrite" in capsys.readouterr().err
     [path] = Path().iterdir()
     assert path.read_bytes() == b"another run's"
     for replacing in (["--overwrite"], ["--out", "x.png"]):

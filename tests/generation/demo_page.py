@@ -19,7 +19,8 @@ plain, other, numbers, accepted, gallery, past, decoded, slider = outputs[-1]
 assert "data:image/webp" in plain and "tokens per step" in other and "tokens per step" in numbers
 assert accepted[0].size and functions["fill"].outputs[3].postprocess(accepted)
 assert slider.visible and slider.value == slider.maximum == len(decoded.marks)
-earlier, shades = functions["acceptance_map"].fn(decoded, 1)  # as the slider calls it
+earlier, shades = functions["up_to"].fn(decoded, 1)  # as the slider calls it
+assert functions["up_to"].fn(None, 1) is None  # the server has started again
 assert (np.asarray(earlier)[2:] == 128).all() and earlier.size == accepted[0].size and not shades
 assert gallery == past and past[0][1].endswith("seed 5")
 assert len(outputs) == 6  # two decodings and four rows

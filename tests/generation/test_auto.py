@@ -100,6 +100,11 @@ def test_known_tokens_per_pass_give_the_shortest_window_that_is_nearly_best(slop
     assert f"a step over {shown} tokens" in method.reason and f"commits {TOKENS[shown]:.2f} tokens" in method.reason
 
 
+def test_a_shorter_window_that_does_not_pay_excludes_none_that_does() -> None:
+    times, tokens = {1: 1.0, 2: 1.375, 4: 1.8, 8: 3.4}, {2: 1.5, 4: 2.05, 8: 3.0}  # 1.09 and 1.14 times as fast
+    assert choose(times, tokens).settings["window"] == 4
+
+
 def test_windows_must_be_nearly_free_and_times_of_a_busy_machine_are_not_trusted() -> None:
     assert choose({n: 0.01 * (1 + 0.1 * (n - 1)) for n in NODES}, {32: 6.0}).settings["window"] == 2
     for times in ({1: 17.4, 2: 2.0, 4: 1.4}, {1: 1.1, 2: 489.0, 4: 499.0}):

@@ -262,6 +262,8 @@ def test_a_pipeline_moves_with_its_parts_which_make_another(root: Path, tmp_path
 def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     assert "model_type is 'bert', wanted one of janus" in refused(load_model, tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "Emu3"}')  # of Emu3's own release, not Emu3.5's
+    assert "model_type is 'Emu3', wanted one of" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
     assert "has the released layout 'multi_modality': convert it first" in refused(load_model, tmp_path)
     (tmp_path / "config.json").write_text((folder("janus", root) / "config.json").read_text())

@@ -275,9 +275,13 @@ def test_noise_is_added_to_what_the_drafter_reads_alone() -> None:
     task = DrafterTask(noisy, target, tiny_teacher(target), module)
     examples, rows = task.batch(0, 0, torch.device("cpu"))
     added = rows - examples.rows
+    assert torch.allclose(replace(examples, rows=rows).guided - examples.guided, added[:, 0], atol=1e-5)
     assert 0.099 < added.max() <= 0.1001 and -0.1001 <= added.min() < -0.099 and abs(added.mean()) < 0.005
     (clean, *_), (read, *_) = task._draft(examples), task._draft(examples, rows)
     assert torch.equal(clean.p, read.p) and not torch.equal(clean.log_q, read.log_q)
+    eagle3 = new_module("eagle3", target, {}, seed=0)
+    with pytest.raises(ValueError, match="noise is 0.1, wanted 0: eagle3 reads layers"):
+        DrafterTask(replace(noisy, kind="eagle3"), target, tiny_teacher(target), eagle3)
 
 
 P = torch.tensor([0.5, 0.3, 0.2, 0.0])

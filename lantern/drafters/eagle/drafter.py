@@ -45,8 +45,8 @@ ABSENT = -1e30  # logit of tokens outside of S: finite, since the difference of 
 class EagleDrafter(NetworkDrafter):
     """Drafts a static tree with an `Eagle` module; `how` are the tree, mode and sampling of `NetworkDrafter`.
 
-    A token number has the same noise at all nodes and steps, unless it `is_fresh`, as traversal needs. ValueError for a
-    drafter with other conditioning slots.
+    A token number has the same noise at all nodes and steps, unless the noise `is_fresh`, as traversal needs.
+    ValueError for a drafter with other conditioning slots.
     """
 
     cache: Any = None  # its memory serves the next generation of the same sizes

@@ -48,7 +48,7 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         if self.conn.our_state is h11.SEND_RESPONSE:
             self._expected.cancel()
-        elif self._expected.cancelled():
+        elif self._expected.cancelled() and self.conn.their_state is not h11.DONE:  # which sends its next request early
             self._expected = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,10 +74,10 @@ class Server(uvicorn.Server):
             shown = f"[{host}]" if ":" in host else host
             LOG.info("%s is served at http://%s:%d", self._service.model.name, shown, port)
 
-    async def main_loop(self) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the end, which SIGHUP is too: uvicorn leaves it to `Stopping`, which would break requests off."""
         with self._stopping.shield(raises=False):
-            await super().main_loop()
+            await super().serve(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end."""
@@ -85,7 +85,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish the images under way; after `drain` seconds, or a second Ctrl-C, they are answered with 503."""
+        """Finish the images under way; after `drain` seconds, or Ctrl-C after another signal that uvicorn handles, they
+        are answered with 503.
+        """
         give_up = partial(self._service.worker.give_up, "the server stops")
         asyncio.get_running_loop().call_later(self.drain, give_up)
         await super().shutdown(sockets)

@@ -56,7 +56,7 @@ def family_of(folder: Path) -> Family:
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
-    if kind == "Emu3":  # the release's own class; transformers' "emu3" is another
+    if kind == "Emu3" and "head_dim" in config:  # the class of the release, whose name Emu3's own had too
         kind = "emu3.5"
     if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
         files = (path for name in TOKENIZERS if (path := folder / name).is_file())
@@ -102,12 +102,14 @@ def load(
     share = {} if processes == 1 else {"distributed_config": plan_of(kind.__name__, processes)}
     try:
         with quiet():
+            processor = family.processor(folder) if "text" in parts or family.token else None
             model, report = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **LOCAL, **share
             )
-            processor = family.processor(folder) if "text" in parts or family.token else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
-        raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error
+        why = one_line(error)
+        what = "" if why.startswith(str(folder)) else f"{folder} holds no {kind.__name__} that loads: "
+        raise ValueError(f"{what}{why}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)

@@ -1,7 +1,4 @@
-"""The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost.
-
-Once, 5,000 problems of two images with random trees, rules and samplings were compared so; none differed.
-"""
+"""The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost."""
 
 from dataclasses import replace
 from typing import Any
