@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from PIL import Image
 
 from lantern.cli import command as shared
 from lantern.core.process import Stopped, Stopping
@@ -83,16 +82,16 @@ def test_an_interrupted_comparison_reports_its_pairs(run: Any, tmp_path: Path, m
 
 
 def test_a_full_disk_keeps_earlier_pictures(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save, saved = Image.Image.save, list[Path]()
+    write, written = Path.write_bytes, list[Path]()
 
-    def fill(self: Image.Image, path: Path, **others: Any) -> None:
-        saved.append(path)
-        if len(saved) == 3:
-            path.write_bytes(b"\x89PNG")
-            raise OSError(*FULL, str(path))
-        save(self, path, **others)
+    def fill(self: Path, whole: Any) -> int:
+        written.append(self)
+        if len(written) == 3:
+            write(self, whole[:4])
+            raise OSError(*FULL, str(self))
+        return write(self, whole)
 
-    monkeypatch.setattr(Image.Image, "save", fill)
+    monkeypatch.setattr(Path, "write_bytes", fill)
     tokens = tmp_path / "t.json"
     code, out, error = run(*FOUR, "--out", tmp_path / "out", "--json", "--tokens", tokens)
     found = json.loads(out)

@@ -37,7 +37,7 @@ def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
     assert picture.pixels is not None
 
 
-@pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])
+@pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 3), (1.0, 2)])
 def test_default_windows_suit_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
