@@ -92,8 +92,7 @@ def sendable(error: Exception) -> str:
 def received(text: str) -> Exception:
     """Return the exception that `sendable` serialised."""
     values = json.loads(text)
-    kinds = {kind.__name__: kind for kind in KINDS}
-    return kinds.get(values["kind"], RuntimeError)(*values["words"])
+    return {kind.__name__: kind for kind in KINDS}.get(values["kind"], RuntimeError)(*values["words"])
 
 
 def produce_on_ray(

@@ -128,8 +128,7 @@ def obstacles(task: ResolvedRow) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
     known, row = task.protocol.reference, task.row
     origin = f": {known.name} ({known.origin})" if known else ""
-    found = {name: quality.obstacle(name, row.reference, row.weights, origin) for name in task.metrics}
-    return {name: why for name, why in found.items() if why}
+    return {m: why for m in task.metrics if (why := quality.obstacle(m, row.reference, row.weights, origin))}
 
 
 def prepare(row: TableRow) -> ResolvedRow:
@@ -147,6 +146,8 @@ def prepare(row: TableRow) -> ResolvedRow:
     metrics = list(protocol.metrics if row.metrics is None else row.metrics)
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)[: row.limit or None]
+    if (made := row.out / ROW_NAME).is_file() and read_json_object(made).get("pictures", 0) > len(requested):
+        raise ValueError(f"{made} is a row of more than {len(requested)} images: give another --out, or delete it")
     if metrics:
         quality.in_order(metrics)  # rejects unknown ones
         lacking = [name for name in metrics if quality.PROMPTS in quality.METRICS[name].needs]

@@ -81,6 +81,8 @@ def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: Pa
     monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
     assert run("--metrics") == 0
     capsys.readouterr()
+    assert run("--metrics", "--limit", "2") == 2 and row(place)["pictures"] == 6
+    assert "row.json is a row of more than 2 images: give another --out" in one_line(capsys)
     assert run("--metrics", method="plain") == 2
     assert re.search("begun with config.method..*use another --out", one_line(capsys))
 
