@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.vqvae import CODEBOOK_USED, VQVAE, VQConfig
 from lantern.models.transformers import emu35
 from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
@@ -236,15 +236,15 @@ def save_ranks(folder: Path) -> None:
     """Write the words of a tiny Emu3.5 as they are released: bytes, and then longer ones, with their ranks."""
     words = [*(bytes([i]) for i in range(256)), *(word.encode() for word in MODELS["emu3.5"]["words"])]
     lines = [f"{b64encode(word).decode()} {rank}\n" for rank, word in enumerate(words)]
-    (folder / emu35.WORDS).write_text("".join(lines))
+    (folder / emu35.WORDS_NAME).write_text("".join(lines))
 
 
 def save_ibq(model: Any, folder: Path) -> None:
     """Write a VQ tokenizer for a tiny Emu3.5 as it is released."""
     torch.manual_seed(1)
     made = randomise(VQVAE(VQConfig(codebook_l2_norm=False, **model.config.vq_config)))
-    state = {name: tensor for name, tensor in made.state_dict().items() if name != emu35.CODEBOOK_USED}
-    torch.save({"state_dict": renamed(state, "vqgan")}, folder / emu35.PIXELS)
+    state = {name: tensor for name, tensor in made.state_dict().items() if name != CODEBOOK_USED}
+    torch.save({"state_dict": renamed(state, "vqgan")}, folder / emu35.PIXELS_NAME)
 
 
 def save_vqgan(model: Any, folder: Path) -> None:

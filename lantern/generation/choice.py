@@ -138,7 +138,7 @@ def choose(times: Mapping[int, float], tokens: Mapping[int, float] | None = None
         best = best_window(times, pays or known)
         least = GAIN * time_of(times, best) / times[1]
         reason = f"{cost(best)} and commits {known[best]:.2f} tokens"
-        if known[best] >= least:
+        if pays:
             # the image at hand may commit fewer tokens than those that were recorded
             options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
     else:

@@ -237,8 +237,8 @@ class DrafterConfig:
     `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
     sampled from `scales` per image of a batch. The first `held_out` images are held out. `unroll` is the number of
     depths that the drafter learns. Uniform noise of at most `noise` is added to the features that it reads, the same
-    to both guidance rows, so that guided ones have it too (EAGLE-1, section 3.2: 0.1). ValueError for an unknown kind,
-    for values out of range, and for noise on features that the kind does not read.
+    to both guidance rows, so that guided ones have it too (EAGLE-1, section 3.2: 0.1). ValueError for an unknown kind
+    and for values out of range.
     """
 
     loop: LoopConfig
@@ -282,7 +282,8 @@ class DrafterConfig:
 class DrafterTask(Task):
     """The part of training that all drafters share: source of images, losses of drafts, held-out figures.
 
-    ValueError if `unroll` is too small for the drafter's layers or heads.
+    ValueError if `unroll` is too small for the drafter's layers or heads, and for noise on features that it does not
+    read.
     """
 
     def __init__(self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, module: Trainee) -> None:

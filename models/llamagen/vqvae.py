@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from lantern.models.llamagen.transformer import check_limits
 
+CODEBOOK_USED = "quantize.codebook_used"  # a usage diagnostic among the tensors of a VQVAE, which some files lack
+
 
 @dataclass(frozen=True)
 class VQConfig:

@@ -481,7 +481,7 @@ def test_files_that_emu35_lacks_are_named(root: Path, tmp_path: Path) -> None:
     assert "holds no VQ tokenizer: put model.ckpt of Emu3.5-VisionTokenizer" in refused(load_model, made, **how)
     assert load_model(made, parts=("text",), **how).target.config.raster.newline == 473 - 8
     for content, message in (
-        (b"IQ== 0\nIg== 1\n", "emu3.tiktoken has 213 words with the special ones, the model 473 before those of"),
+        (b"IQ== 0\nIg== 1\n", "emu3.tiktoken has 213 words with the special ones, the model 473 before images"),
         (b"no words", "emu3.tiktoken is no file of words and ranks"),
         (None, "holds no emu3.tiktoken: copy it from src/tokenizer_emu3_ibq of Emu3.5's repository"),
     ):

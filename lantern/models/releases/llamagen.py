@@ -19,13 +19,12 @@ from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
 from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.vqvae import CODEBOOK_USED, VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
 MOST_INDEX_BYTES = 1 << 26
 WRAPPINGS = ("model", "module", "state_dict", "ema")
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
-CODEBOOK_USED = "quantize.codebook_used"
 # LANTERN's beginnings of names, at the start or behind a dot, and LlamaGen's
 _NAMES = {
     "model.embed_tokens.": "tok_embeddings.",

@@ -126,6 +126,16 @@ def checkpoint_state(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def fill(vq: nn.Module, state: Mapping[str, Tensor], *, source: Path) -> None:
+    """Give a module without values its tensors of a state, in fp32; ValueError for missing ones, other shapes, NaN."""
+    check_finite(state, source=source)
+    expected = vq.state_dict()
+    own = {name: tensor.float() for name, tensor in state.items() if name in expected}
+    check_state(own, expected, source=source)
+    vq.load_state_dict(own, assign=True)
+    vq.requires_grad_(False)
+
+
 def of_vqgan(state: Mapping[str, Tensor], levels: int) -> dict[str, Tensor]:
     """Return VQGAN's tensors under LlamaGen's names, whose decoder begins with the lowest resolution.
 
@@ -243,12 +253,7 @@ class LiquidPixels(ChameleonPixels):
         """Read encoder, codebook and decoder; ValueError where the folder holds no VQGAN file."""
         source = vqgan_file(folder, "tokenizer")
         state = checkpoint_state(source)
-        check_finite(state, source=source)
-        expected = self.vq.state_dict()
-        own = {name: tensor.float() for name, tensor in state.items() if name in expected}
-        check_state(own, expected, source=source)
-        self.vq.load_state_dict(own, assign=True)
-        self.vq.requires_grad_(False)
+        fill(self.vq, state, source=source)
         self.decoder = decoder_of(state, self.vq.config, source=source)
 
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:

@@ -14,16 +14,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.io import check_finite, check_state
 from lantern.core.types import Raster
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.models.transformers.chameleon import checkpoint_state, of_vqgan
+from lantern.models.llamagen.vqvae import CODEBOOK_USED, VQVAE, VQConfig
+from lantern.models.transformers.chameleon import checkpoint_state, fill, of_vqgan
 from lantern.models.transformers.components import Components, PixelConfig, Pixels, TextPrompts, grid_of
 from lantern.models.transformers.target import vocabulary_target
 
 GENERATION = {"guidance": 5.0, "temperature": 1.0, "top_k": 5120, "method": "auto"}
 SIZE = (1024, 1024)
-WORDS, PIXELS = "emu3.tiktoken", "model.ckpt"
+WORDS_NAME, PIXELS_NAME = "emu3.tiktoken", "model.ckpt"
 # how a text is divided into the pieces that are encoded each on its own, and the words behind those of the file
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,7 +33,6 @@ NEWLINE = SPECIAL.index("<|extra_200|>") - len(SPECIAL)  # from the first token 
 TEMPLATE = "<|extra_203|>You are a helpful assistant for t2i task. USER: {} ASSISTANT: <|extra_100|>"
 UNCONDITIONAL = "<|extra_203|>You are a helpful assistant. USER:  ASSISTANT: <|extra_100|>"
 VQ = VQConfig(codebook_size=131_072, codebook_embed_dim=256, codebook_l2_norm=False, ch=256, num_res_blocks=4)
-CODEBOOK_USED = "quantize.codebook_used"  # of LlamaGen alone
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -43,9 +41,9 @@ def read_tokenizer(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    path = folder / WORDS
+    path = folder / WORDS_NAME
     if not path.is_file():
-        raise ValueError(f"{folder} holds no {WORDS}: copy it from src/tokenizer_emu3_ibq of Emu3.5's repository")
+        raise ValueError(f"{folder} holds no {WORDS_NAME}: copy it from src/tokenizer_emu3_ibq of Emu3.5's repository")
 
     class Converter(TikTokenConverter):
         @staticmethod
@@ -72,20 +70,15 @@ class Emu35Pixels(Pixels):
 
     def read(self, folder: Path) -> None:
         """Read encoder, codebook and decoder; ValueError where the folder holds none."""
-        source = folder / PIXELS
+        source = folder / PIXELS_NAME
         if not source.is_file():
             raise ValueError(
-                f"{folder} holds no VQ tokenizer: put {PIXELS} of Emu3.5-VisionTokenizer into it, or write the tokens"
-                " only (--tokens)"
+                f"{folder} holds no VQ tokenizer: put {PIXELS_NAME} of Emu3.5-VisionTokenizer into it,"
+                " or write the tokens only (--tokens)"
             )
-        expected = self.vq.state_dict()
         found = of_vqgan(checkpoint_state(source), len(self.vq.config.encoder_ch_mult))
-        own = {name: tensor.float() for name, tensor in found.items() if name in expected}
-        own[CODEBOOK_USED] = torch.zeros(expected[CODEBOOK_USED].shape)
-        check_finite(own, source=source)
-        check_state(own, expected, source=source)
-        self.vq.load_state_dict(own, assign=True)
-        self.vq.requires_grad_(False)
+        found[CODEBOOK_USED] = torch.zeros(self.vq.quantize.codebook_used.shape)
+        fill(self.vq, found, source=source)
 
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
         """Encode pixels, a row of tokens at a time: their codebook is large."""
@@ -107,10 +100,9 @@ def assemble(model: Any, tokenizer: Any | None, size: tuple[int, int] | None = N
     rows, columns = grid_of(size or SIZE, config.downsample)
     first = len(words.weight) - config.codebook_size
     if (known := first if tokenizer is None else len(tokenizer)) != first or first < len(SPECIAL):
-        raise ValueError(f"{WORDS} has {known} words with the special ones, the model {first} before those of images")
-    how: dict[str, Any] = {"family": "emu3.5", "raster": Raster(rows, columns, newline=first + NEWLINE)}
-    tokens = torch.arange(first, len(words.weight))
-    target = vocabulary_target(model.model, words, model.lm_head, tokens, **how)
+        raise ValueError(f"{WORDS_NAME} has {known} words with the special ones, the model {first} before images")
+    raster, tokens = Raster(rows, columns, newline=first + NEWLINE), torch.arange(first, len(words.weight))
+    target = vocabulary_target(model.model, words, model.lm_head, tokens, family="emu3.5", raster=raster)
     begin = f"<|image start|>{rows}*{columns}<|image token|>"
     text = None if tokenizer is None else TextPrompts(tokenizer, TEMPLATE + begin, UNCONDITIONAL + begin)
-    return Components(target, Emu35Pixels(config, how["raster"]), text, GENERATION)
+    return Components(target, Emu35Pixels(config, raster), text, GENERATION)

@@ -19,17 +19,21 @@ from lantern.core.process import quiet
 from lantern.models.transformers import chameleon, emu3, emu35, janus, tokens_only
 from lantern.models.transformers.components import LOCAL, Components, Family, read_by
 
-WHOLE, WORDS = read_by("AutoProcessor"), read_by("AutoTokenizer")
+AUTO_PROCESSOR, AUTO_TOKENIZER = read_by("AutoProcessor"), read_by("AutoTokenizer")
 # by name, mostly the model_type of config.json
 FAMILIES = {
-    "janus": Family("JanusForConditionalGeneration", WHOLE, janus.assemble),
-    "emu3": Family("Emu3ForConditionalGeneration", WHOLE, emu3.assemble),
+    "janus": Family("JanusForConditionalGeneration", AUTO_PROCESSOR, janus.assemble),
+    "emu3": Family("Emu3ForConditionalGeneration", AUTO_PROCESSOR, emu3.assemble),
     "emu3.5": Family("Qwen3ForCausalLM", emu35.read_tokenizer, emu35.assemble),
-    "chameleon": Family("ChameleonForConditionalGeneration", WHOLE, chameleon.assemble),
-    "lumina": Family("ChameleonForConditionalGeneration", WORDS, chameleon.assemble_lumina),
-    "liquid": Family("GemmaForCausalLM", WORDS, chameleon.assemble_liquid, token="<boi>"),
-    "simplear": Family("Qwen2ForCausalLM", WORDS, tokens_only.assemble_simplear, token="<|t2i|>", has_pixels=False),
-    "glm_image": Family("GlmImageForConditionalGeneration", WHOLE, tokens_only.assemble_glm_image, has_pixels=False),
+    "chameleon": Family("ChameleonForConditionalGeneration", AUTO_PROCESSOR, chameleon.assemble),
+    "lumina": Family("ChameleonForConditionalGeneration", AUTO_TOKENIZER, chameleon.assemble_lumina),
+    "liquid": Family("GemmaForCausalLM", AUTO_TOKENIZER, chameleon.assemble_liquid, token="<boi>"),
+    "simplear": Family(
+        "Qwen2ForCausalLM", AUTO_TOKENIZER, tokens_only.assemble_simplear, token="<|t2i|>", has_pixels=False
+    ),
+    "glm_image": Family(
+        "GlmImageForConditionalGeneration", AUTO_PROCESSOR, tokens_only.assemble_glm_image, has_pixels=False
+    ),
 }
 TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
