@@ -214,7 +214,9 @@ struct Full : Fp32Sums {
 };
 
 // Inputs and weights in bf16, sums in fp32; weights are stored in pairs of inputs, of which the even one is in the lower
-// half of 32 bits. With AVX-512's bf16 an instruction takes both, else inputs are kept in fp32, rounded to bf16.
+// half of 32 bits. With AVX-512's bf16 an instruction adds the product of the odd inputs of a pair, then that of the even
+// ones. Without it inputs are kept in fp32, rounded to bf16, and added in this order, to the same bits (but where a sum
+// is below 2^-126, which the instruction takes for 0).
 struct Half : Fp32Sums {
     typedef uint16_t Weight;
     typedef Tiles Units;
@@ -232,13 +234,14 @@ struct Half : Fp32Sums {
 #else
     static constexpr int TURNS = 2;
     typedef decltype(Unit{} < Unit{}) Bits;
+    static Unit input(const float *a, int turn) { return spread<Unit>(a[1 - turn]); }
     static void narrow(float *at, Unit x) {
         const Bits bits = (Bits)x, even = bits + 0x7fff + (bits >> 16 & 1), none = Bits{} + 0x7fc00000;
         put(at, (Unit)((x == x ? even : none) & int32_t(0xffff0000)));
     }
-    static Unit weights(const char *at, int odd) {
+    static Unit weights(const char *at, int turn) {
         const Bits pairs = get<Bits>(at);
-        return (Unit)(odd ? pairs & int32_t(0xffff0000) : pairs << 16);
+        return (Unit)(turn ? pairs << 16 : pairs & int32_t(0xffff0000));
     }
 #endif
 };
