@@ -2,17 +2,19 @@
 
 import argparse
 import inspect
+import json
 import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,11 +23,12 @@ from PIL import Image
 
 from lantern.decoding.loop import State
 from lantern.methods import METHODS, PROMISES
-from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.transformer import SIZES
+from lantern.models.llamagen.vqvae import VQVAE
 from tests import tiny_transformers as tiny
 from tests.models.test_checkpoint import released_drafter
-from tests.tiny_folder import save_tiny_model, tiny_text_encoder
+from tests.tiny import tiny_target
+from tests.tiny_folder import VQ, save_tiny_model, tiny_text_encoder
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
@@ -96,22 +99,15 @@ def models_of_transformers(folder: Path) -> None:
 
 def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 8 x 8 tokens, as 128 pixels have."""
-    heads = SIZES["XL"]["n_head"]
-    dim, vocab = 4 * heads, 1024
-    torch.manual_seed(0)
-    vq = VQConfig(codebook_size=vocab, codebook_embed_dim=4, encoder_ch_mult=(1,), decoder_ch_mult=(1,), z_channels=32,
-                  ch=32, num_res_blocks=1)  # fmt: skip
-    torch.save({"model": VQVAE(vq).state_dict()}, folder / "vq_ds16_t2i.pt")
-    config = TransformerConfig(dim=dim, n_layer=2, n_head=heads, multiple_of=16, model_type="t2i", caption_dim=8,
-                               cls_token_num=120, vocab_size=vocab, block_size=64)  # fmt: skip
-    target = Transformer(config)
-    target.init_weights(torch.Generator().manual_seed(0))
-    saved = {"model": target.state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
+    heads, vocab = SIZES["XL"]["n_head"], 1024
+    sizes: Any = {"dim": 4 * heads, "n_head": heads, "cls_token_num": 120, "vocab_size": vocab, "block_size": 64}
+    torch.save({"model": VQVAE(replace(VQ, codebook_size=vocab)).state_dict()}, folder / "vq_ds16_t2i.pt")
+    saved = {"model": tiny_target(**sizes).state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
     torch.save(saved, folder / "t2i_XL_stage2_512.pt")
     (folder / "llamagen2_drafter").mkdir()
-    heads_of_drafter = f'{{"hidden_size": {dim}, "num_attention_heads": {heads}, "model_type": "llamagen"}}'
-    (folder / "llamagen2_drafter" / "config.json").write_text(heads_of_drafter)
-    torch.save(released_drafter(dim, 2 * dim, vocab), folder / "llamagen2_drafter" / "pytorch_model.bin")
+    config = {"hidden_size": 4 * heads, "num_attention_heads": heads, "model_type": "llamagen"}
+    (folder / "llamagen2_drafter" / "config.json").write_text(json.dumps(config))
+    torch.save(released_drafter(4 * heads, 8 * heads, vocab), folder / "llamagen2_drafter" / "pytorch_model.bin")
     encoder = tiny_text_encoder()
     encoder.save_pretrained(folder / "flan-t5-xl", folder / "flan-t5-xl")
 

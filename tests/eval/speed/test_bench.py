@@ -76,13 +76,9 @@ def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: Patc
 
 
 def test_rounded_keys_may_change_tokens_in_fp32() -> None:
-    sharp = [
-        kind
-        for kind in ("eager", "cpu+int8", "eager+fp8")
-        for dtype in ("fp32", "bf16")
-        if Variant(kind, dtype).is_fp32
-    ]
-    assert sharp == ["eager", "cpu+int8"]
+    kinds = ("eager", "cpu+int8", "eager+fp8")
+    assert [Variant(kind, "fp32").is_fp32 for kind in kinds] == [True, True, False]
+    assert not Variant("eager", "bf16").is_fp32
 
 
 def test_plain_decoding_alone_is_no_contender(folder: Path) -> None:
@@ -116,9 +112,7 @@ def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
     assert all(len(line) <= WIDTH or "no claim" in line for line in text.splitlines())
     assert "no claim: 2 rounds, wanted at least 10" in text and "not measured: plain int8 bf16" in text
-    assert "no token differs from plain decoding in 2 images" in text
-    assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
-    assert "baseline: plain as eager" in text
+    assert "no token differs from plain decoding in 2 images" in text and "baseline: plain as eager" in text
     installed = render(figures | {"surroundings": figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}})
     assert "; lantern 1.0.0" in installed.splitlines()[0] and ", commit" not in installed.splitlines()[0]
 
