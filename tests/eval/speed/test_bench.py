@@ -68,7 +68,8 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
 
 
-def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: Patch) -> None:
+def test_plain_decoding_alone_is_no_contender(folder: Path, monkeypatch: Patch) -> None:
+    refused(speed.measure, BenchOptions(PROMPTS, str(folder), ("plain",)), match="give methods that draft")
     model = Model(name="bare", target=tiny_target())
     assert speed.own_methods(model) == ["auto"]
     monkeypatch.setattr(choice, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
@@ -79,10 +80,6 @@ def test_rounded_keys_may_change_tokens_in_fp32() -> None:
     kinds = ("eager", "cpu+int8", "eager+fp8")
     assert [Variant(kind, "fp32").is_fp32 for kind in kinds] == [True, True, False]
     assert not Variant("eager", "bf16").is_fp32
-
-
-def test_plain_decoding_alone_is_no_contender(folder: Path) -> None:
-    refused(speed.measure, BenchOptions(PROMPTS, str(folder), ("plain",)), match="give methods that draft")
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +197,11 @@ def test_all_contenders_make_the_pictures_of_a_round_and_a_pass_is_timed(model: 
     assert 0 < pass_seconds(plain, one) < 10
 
 
-def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
+def test_surroundings_name_no_person_and_no_host(tmp_path: Path, monkeypatch: Patch) -> None:
     found = surroundings(CPU)
     assert {"torch", "torchao", "cpu", "cores", "threads", "commit", "python"} <= set(found)
     assert os.path.expanduser("~") not in json.dumps(found)
     assert commit(tmp_path) == found["lantern"]
-
-
-def test_windows_has_no_load_average(monkeypatch: Patch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Windows")
     monkeypatch.delattr(os, "getloadavg")
     assert load_average() == []
