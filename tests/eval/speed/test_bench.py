@@ -19,7 +19,7 @@ from lantern.engines.engine import engine
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed import shapes
-from lantern.eval.speed.bench import WIDTH, BenchOptions, render
+from lantern.eval.speed.bench import BenchOptions, render
 from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results, take, unpack
 from lantern.eval.speed.shapes import ShapeOptions, deepest, script
@@ -103,15 +103,6 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
     plain, *drafted = two["phases"]
     assert plain["method"] == "plain" and all(set(one["shares"]) >= {"propose", "score"} for one in drafted)
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in two["phases"])
-
-
-def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
-    text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
-    assert all(len(line) <= WIDTH or "no claim" in line for line in text.splitlines())
-    assert "no claim: 2 rounds, wanted at least 10" in text and "not measured: plain int8 bf16" in text
-    assert "no token differs from plain decoding in 2 images" in text and "baseline: plain as eager" in text
-    installed = render(figures | {"surroundings": figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}})
-    assert "; lantern 1.0.0" in installed.splitlines()[0] and ", commit" not in installed.splitlines()[0]
 
 
 def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: Patch) -> None:
@@ -279,4 +270,4 @@ def test_a_size_is_measured_with_scripted_acceptance(drafters: list[str]) -> Non
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
     assert [one["method"] for one in found["phases"]] == ["plain", *names]
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in found["phases"])
-    assert all(len(line) <= WIDTH or "no claim" in line for line in render(found).splitlines())
+    assert "scripted acceptance, tree grown_8_2" in render(found)
