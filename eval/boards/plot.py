@@ -17,7 +17,6 @@ from lantern.eval.boards.table import figures_of, reach
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, each with a mark of its own, so that families differ without colour
 LOOKS = (
@@ -41,26 +40,20 @@ def plot(
 
 
 def save(found: Mapping[str, Any], path: Path) -> None:
-    """Write the plot, without time and program names."""
+    """Draw the methods that were measured, at the first temperature, into a file without time and program names."""
     from matplotlib import rc_context
-
-    facts: dict[str, Any] = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
-    with rc_context(SETTINGS), atomic_write(path) as temporary:
-        draw(found).savefig(temporary, dpi=110, metadata=facts.get(path.suffix))
-
-
-def draw(found: Mapping[str, Any]) -> "Figure":
-    """Draw the methods that were measured, at the first temperature."""
     from matplotlib.figure import Figure
 
     measured = [row for row in found["boards"][0]["rows"] if "reason" not in row]
     rows = sorted(measured, key=lambda row: row["tokens_per_step"]["value"])
-    figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
-    draw_ranks(left, rows)
-    draw_costs(right, rows)
-    figure.suptitle(f"{found['model']}, {found['variant']}; bars: 95 % intervals", fontsize=9)
-    return figure
+    facts: dict[str, Any] = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}
+    with rc_context(SETTINGS), atomic_write(path) as temporary:
+        figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+        draw_ranks(left, rows)
+        draw_costs(right, rows)
+        figure.suptitle(f"{found['model']}, {found['variant']}; bars: 95 % intervals", fontsize=9)
+        figure.savefig(temporary, dpi=110, metadata=facts.get(path.suffix))
 
 
 def draw_ranks(panel: "Axes", rows: Sequence[Row]) -> None:
