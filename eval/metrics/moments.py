@@ -83,8 +83,9 @@ class Moments:
         try:
             with safe_open(path, "pt") as file:
                 facts, total, products = (file.get_tensor(name) for name in ("facts", "sum", "products"))
-                stated = file.metadata()
-            return cls(int(facts[0]), total, products, stated["made_with"], tuple(stated["sets"].split()))
+                stated = file.metadata() or {}
+            sets = tuple(stated.get("sets", "").split())
+            return cls(int(facts[0]), total, products, stated.get("made_with", ""), sets)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a file of moments: {one_line(error)}") from error
 

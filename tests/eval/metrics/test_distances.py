@@ -45,6 +45,7 @@ def test_the_kernel_distance_is_that_of_all_pairs_in_blocks_of_any_size(
     monkeypatch.setattr(distances, "BLOCK", 7)
     parts = kernel_distance(x, y, seed=0, draws=20)
     assert (parts.value, parts.low) == pytest.approx((whole.value, whole.low), abs=1e-12)
+    assert math.isnan(kernel_distance(x, y, seed=0, draws=0).low)
 
 
 @pytest.mark.parametrize("count", [3, 200])  # three are often resampled to one repeated picture
