@@ -189,7 +189,6 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     [
         (["--shard", "3/2"], "shard is 3/2"),
         (["--shard", "1/2", "--ray"], "leave --shard out"),
-        (["--weights", "inception"], "wanted NAME=PATH"),
         (["--weights", "inceptoin=net.pt"], "did you mean 'inception'?"),
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),
