@@ -44,10 +44,7 @@ def bootstrap(rows: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: int,
     """Return a statistic of rows (one per image or round) with a 95 % percentile interval over resampled rows.
 
     `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
-    ValueError without rows.
     """
-    if not len(rows):
-        raise ValueError("got no values, wanted at least one")
     if not draws:
         return Estimate(float(statistic(rows)))
     generator = torch.Generator().manual_seed(seed)

@@ -66,12 +66,10 @@ class JsonLines(AbstractContextManager["JsonLines"]):
 
 
 def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:
-    """Return the fingerprint and the lines after it; empty for a missing file. An incomplete last line is left out.
+    """Return the fingerprint and the lines after it. An incomplete last line is left out.
 
     ValueError for a damaged line, a file without a fingerprint, and one of another fingerprint, with the difference.
     """
-    if not path.is_file():
-        return {}, []
     lines = list[Line]()
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         value = None

@@ -2,17 +2,19 @@
 
 import argparse
 import inspect
+import json
 import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,11 +23,12 @@ from PIL import Image
 
 from lantern.decoding.loop import State
 from lantern.methods import METHODS, PROMISES
-from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.transformer import SIZES
+from lantern.models.llamagen.vqvae import VQVAE
 from tests import tiny_transformers as tiny
 from tests.models.test_checkpoint import released_drafter
-from tests.tiny_folder import save_tiny_model, tiny_text_encoder
+from tests.tiny import tiny_target
+from tests.tiny_folder import VQ, save_tiny_model, tiny_text_encoder
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
@@ -54,16 +57,13 @@ def commands(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Exercise:
-    """How a command is run; `{model}` in a word is the folder of the tiny model."""
+    """How a command is run: with words more, and others replaced; `{model}` in a word is the tiny model's folder."""
 
     extra: str = ""
     replace: dict[str, str] = field(default_factory=dict)
     prepare: "Callable[[Path], object] | None" = None
     is_slow: bool = False
     codes: tuple[int, ...] = (0,)
-
-
-TINY = Exercise("--model {model}")
 
 
 def images(folder: Path) -> None:
@@ -99,102 +99,62 @@ def models_of_transformers(folder: Path) -> None:
 
 def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 8 x 8 tokens, as 128 pixels have."""
-    heads = SIZES["XL"]["n_head"]
-    dim, vocab = 4 * heads, 1024
-    torch.manual_seed(0)
-    vq = VQConfig(codebook_size=vocab, codebook_embed_dim=4, encoder_ch_mult=(1,), decoder_ch_mult=(1,), z_channels=32,
-                  ch=32, num_res_blocks=1)  # fmt: skip
-    torch.save({"model": VQVAE(vq).state_dict()}, folder / "vq_ds16_t2i.pt")
-    config = TransformerConfig(dim=dim, n_layer=2, n_head=heads, multiple_of=16, model_type="t2i", caption_dim=8,
-                               cls_token_num=120, vocab_size=vocab, block_size=64)  # fmt: skip
-    target = Transformer(config)
-    target.init_weights(torch.Generator().manual_seed(0))
-    saved = {"model": target.state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
+    heads, vocab = SIZES["XL"]["n_head"], 1024
+    sizes: Any = {"dim": 4 * heads, "n_head": heads, "cls_token_num": 120, "vocab_size": vocab, "block_size": 64}
+    torch.save({"model": VQVAE(replace(VQ, codebook_size=vocab)).state_dict()}, folder / "vq_ds16_t2i.pt")
+    saved = {"model": tiny_target(**sizes).state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
     torch.save(saved, folder / "t2i_XL_stage2_512.pt")
     (folder / "llamagen2_drafter").mkdir()
-    heads_of_drafter = f'{{"hidden_size": {dim}, "num_attention_heads": {heads}, "model_type": "llamagen"}}'
-    (folder / "llamagen2_drafter" / "config.json").write_text(heads_of_drafter)
-    torch.save(released_drafter(dim, 2 * dim, vocab), folder / "llamagen2_drafter" / "pytorch_model.bin")
+    config = {"hidden_size": 4 * heads, "num_attention_heads": heads, "model_type": "llamagen"}
+    (folder / "llamagen2_drafter" / "config.json").write_text(json.dumps(config))
+    torch.save(released_drafter(4 * heads, 8 * heads, vocab), folder / "llamagen2_drafter" / "pytorch_model.bin")
     encoder = tiny_text_encoder()
     encoder.save_pretrained(folder / "flan-t5-xl", folder / "flan-t5-xl")
 
 
-QUICK = "--images 1 --dtype fp32"
-BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK}")
-EMBEDDED = "assets/lantern-emoji"
-SMALL = Exercise(replace={"512": "128"})
-SWEPT = "bounded-window:delta=0.05/0.2"
-# Commands of one page run in one folder, in the order of the page: they may use what an earlier one wrote. Those that
-# are not named here run as they are, except trainings, installations (`.ci/run` has them) and requests to a server.
+def prompts(folder: Path) -> None:
+    (folder / "prompts.txt").write_text("a red apple\na blue cat\n")
+
+
+# Commands of one page run in one folder, in the order of the page: they may use what an earlier one wrote. An exercise
+# is of those that hold its text. Others run as they are, but for trainings, installations and requests to a server.
 NOT_RUN = ("lantern train ", "-m venv", "pip install", "curl ")
+FOLDER, SWEPT = "assets/lantern-emoji", "bounded-window:delta=0.05/0.2"
 EXERCISES: dict[str, Exercise] = {
-    "lantern convert vq_ds16_t2i.pt llamagen-t2i/vqvae": Exercise(prepare=released),
-    "lantern convert t2i_XL_stage2_512.pt llamagen-t2i/transformer --image-size 512": SMALL,
-    "lantern convert llamagen2_drafter/ llamagen-t2i/drafter --image-size 512": SMALL,
-    'lantern-generate --model Janus-Pro-1B --prompt "a red apple" --method gumbel-jacobi': Exercise(
-        prepare=models_of_transformers
-    ),
-    'lantern-generate --model Emu3-Gen-hf --prompt "a red apple" --size 512x512': Exercise(
-        replace={"512x512": "32x24"}
-    ),
-    "torchrun --nproc-per-node 2 -m lantern.cli.main generate --model Janus-Pro-1B "
-    '--prompt "a red apple" --method gumbel-jacobi': Exercise("--out shared.png", is_slow=True),
+    "convert vq_ds16_t2i.pt": Exercise(prepare=released),
+    "--image-size 512": Exercise(replace={"512": "128"}),
+    "torchrun": Exercise("--out shared.png", is_slow=True),
+    "generate --model Janus-Pro-1B": Exercise(prepare=models_of_transformers),
+    "Emu3-Gen-hf": Exercise(replace={"512x512": "32x24"}),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
-    # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
-    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
-    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
-    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
-    'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
-    'lantern-generate --prompt "a red apple" --negative-prompt "a green leaf" --out away.png': Exercise(
-        "--model {model} --guidance 2"
-    ),
-    "lantern-generate --prompts-file prompts.txt --out images": Exercise(
-        "--model {model}",
-        prepare=lambda folder: (folder / "prompts.txt").write_text("a red apple\na blue cat\n"),
-    ),
-    'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1 --out relaxed.png': TINY,
-    'lantern-generate --prompt "a red apple" --method gumbel-jacobi --window 4 --compare': TINY,
-    'lantern-generate --prompt "a lantern" --dtype bf16 --method plain --out plain.png': TINY,
-    'lantern-generate --prompt "a lantern" --dtype bf16 --method gumbel-jacobi --window 4 --out gumbel-jacobi.png': (
-        TINY
-    ),
-    'lantern-generate --prompt "a fox" --scale 1 --out raw.png': TINY,
-    'lantern-generate --prompt "a fox" --init-image raw.png --keep-rows 8 --out continued.png': Exercise(
-        "--model {model}", replace={"8": "2"}
-    ),
-    'lantern-generate --prompt "a fox" --init-image raw.png --mask mask.png --out repaired.png': Exercise(
-        "--model {model}", prepare=mask
-    ),
-    'lantern-generate --prompt "a red apple" --engine cpu --out apple.png': Exercise(is_slow=True),
-    'lantern-generate --prompt "a red apple" --engine cpu --dtype bf16 --weights int8 --out int8.png': Exercise(
-        is_slow=True
-    ),
+    # refused before they listen; tests/generation/test_serving.py sends requests to a server
+    "--port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
+    "--replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
+    "--port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
+    "--negative-prompt": Exercise("--guidance 2"),
+    "--prompts-file prompts.txt --out": Exercise(prepare=prompts),
+    "--keep-rows 8": Exercise(replace={"8": "2"}),
+    "--mask mask.png --out": Exercise(prepare=mask),
+    "--engine cpu": Exercise("--model lantern-emoji", is_slow=True),
     "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),
-    "lantern eval images --reference real --metrics kid fid --weights inception=default_1.pt": Exercise(
-        "--draws 20", prepare=images
+    "--metrics kid fid": Exercise("--draws 20", prepare=images),
+    "--metrics psnr": Exercise("--draws 20"),
+    "lantern reproduce": Exercise(is_slow=True),
+    'my-model/model --prompt "a sandy beach"': Exercise(prepare=trained),
+    "my-classes/model": Exercise(prepare=trained_on_classes),
+    "assemble my-model --transformer": Exercise(
+        replace={f"{FOLDER}/{part}": f"{{model}}/{part}" for part in ("text_encoder", "tokenizer")}
     ),
-    "lantern eval images --reference real --metrics psnr": Exercise("--draws 20"),
-    "lantern reproduce emoji --method gumbel-jacobi --limit 2 --metrics --out runs/emoji": Exercise(is_slow=True),
-    "lantern reproduce runs/emoji/row.json --out runs/again": Exercise(is_slow=True),
-    'lantern-generate --model my-model/model --prompt "a sandy beach" --out images': Exercise(prepare=trained),
-    "lantern-generate --model my-classes/model --class-label 0 --out images": Exercise(prepare=trained_on_classes),
-    "lantern assemble my-model --transformer runs/target/transformer --vqvae runs/tokenizer/vqvae "
-    f"--text-encoder {EMBEDDED}/text_encoder --tokenizer {EMBEDDED}/tokenizer "
-    "--drafter runs/drafter/drafter --guidance 2": Exercise(
-        replace={f"{EMBEDDED}/{part}": f"{{model}}/{part}" for part in ("text_encoder", "tokenizer")}
-    ),
-    "lantern bench --methods gumbel-jacobi:window=4": BENCH,
-    "lantern bench --shape B --variants cpu+int8": Exercise(
+    "lantern bench --methods": Exercise("--model {model} --variants eager --baseline eager --images 1 --dtype fp32"),
+    "lantern bench --shape": Exercise(
         "--tokens 2 --tau 2 --images 1 --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
     ),
-    f'lantern leaderboard --methods gumbel-jacobi "{SWEPT}" --images 4 --out board.jsonl': Exercise(
+    "lantern leaderboard --methods": Exercise(
         "--model {model} --baseline eager", replace={"4": "2", SWEPT: f"{SWEPT},window=4"}
     ),
-    "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs.jsonl": Exercise(
-        "--model {model} --engine eager --baseline eager", replace={"4": "1"}
-    ),
-    "python -m lantern.eval.gpu_headline --minutes 9 --out gpu": Exercise("--device cpu --toy", is_slow=True),
-}  # fmt: skip
+    "lantern leaderboard --pairs": Exercise("--model {model} --engine eager --baseline eager", replace={"4": "1"}),
+    "lantern.eval.gpu_headline": Exercise("--device cpu --toy", is_slow=True),
+}
 
 
 @pytest.fixture
@@ -227,13 +187,14 @@ def test_the_loop_in_the_architecture_is_that_of_the_code() -> None:
 
 
 def test_every_exercise_is_of_a_command_of_a_page() -> None:
-    assert set(EXERCISES) <= {command for path in PAGES for command in commands(path)}
+    every = [command for path in PAGES for command in commands(path)]
+    assert [text for text in EXERCISES if not any(text in command for command in every)] == []
 
 
 def exercises(path: Path, is_slow: bool) -> list[tuple[str, Exercise]]:
     """Return the commands of a page in order; those that are not slow come with those that are."""
     run = [one for one in commands(path) if not any(part in one for part in NOT_RUN)]
-    known = [(command, EXERCISES.get(command, Exercise())) for command in run]
+    known = [(one, next((EXERCISES[text] for text in EXERCISES if text in one), Exercise())) for one in run]
     has_slow = any(one.is_slow for _, one in known)
     return [pair for pair in known if is_slow or not pair[1].is_slow] if has_slow or not is_slow else []
 
@@ -245,6 +206,7 @@ def test_commands_of_a_page_run(path: Path, is_slow: bool, copied: Path, place: 
         if exercise.prepare is not None:
             exercise.prepare(place)
         words = [exercise.replace.get(word, word) for word in shlex.split(command)] + shlex.split(exercise.extra)
+        words += ["--model", "{model}"] if words[0] == "lantern-generate" and "--model" not in words else []
         words = [word.replace("{model}", str(copied)) for word in words]
         assert run(words) in exercise.codes, f"{shown(path)}: {shlex.join(words)}"
 

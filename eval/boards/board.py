@@ -116,11 +116,10 @@ class Board:
     def facts(self, spec: str) -> dict[str, Any]:
         """Return a method's promise, the steps that its networks were trained for, and settings that fit no engine."""
         method, folder = choose_method(self.model, spec), self.model.folder
-        promise = "relaxed" if not method.exact else "tokens" if method.is_identical else "distribution"
         names = [ADD_ONS[name].folder for name in method.made.needs]
         settings = {} if spec == "auto" else {k: v for k, v in method.settings.items() if not method.options[k].fits}
         training = {name: folder and trained_steps(folder / name) for name in names}
-        return {"promise": promise, "training": training, "settings": settings}
+        return {"promise": method.promise, "training": training, "settings": settings}
 
     def measure(self) -> None:
         """Run what is missing of all rounds, without methods that fail; RuntimeError if plain decoding does."""

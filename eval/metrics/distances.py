@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.eval.intervals import DRAWS, Estimate, ends, mean_estimate, share_estimate
-from lantern.eval.metrics.moments import Gaussian, Moments
+from lantern.eval.metrics.moments import BLOCK, Gaussian, Moments
 
-BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
 Features = Float[Tensor, "n c"] | Gaussian
 Resamples = tuple[Float[Tensor, "n c"], Float[Tensor, "n d"]]  # features, and how often each resample has each
 MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
@@ -45,21 +44,13 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
 
 def _frechet_of(x: Float[Tensor, "n c"], y: Features) -> float:
     if not isinstance(y, Tensor) or max(len(x), len(y)) >= x.shape[1]:
-        return frechet(moments_of(x).gaussian, moments_of(y).gaussian if isinstance(y, Tensor) else y)
+        return frechet(Moments.of(x).gaussian, Moments.of(y).gaussian if isinstance(y, Tensor) else y)
     # Fewer images than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
     a, b = x.double(), y.double()
     apart = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
     shared = torch.linalg.svdvals(a @ b.T).sum()
     return max(float(apart + a.square().sum() + b.square().sum() - 2 * shared), 0.0)
-
-
-def moments_of(features: Float[Tensor, "n c"], *, made_with: str = "") -> Moments:
-    """Return the moments of features, computed in blocks."""
-    moments = Moments(features.shape[1], made_with=made_with)
-    for part in features.split(BLOCK):
-        moments.add(part)
-    return moments
 
 
 def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = DRAWS) -> Estimate:

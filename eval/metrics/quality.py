@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -212,8 +212,6 @@ def measure(
             raise ValueError(f"{name}: {why}")
     if options.moments is not None and not any(METRICS[name].judge.startswith("inception:") for name in metrics):
         raise ValueError("moments are Inception's, which no metric here uses: add fid, or leave --keep-moments out")
-    if not pictures:
-        raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
         raise ValueError(f"{len(prompts)} prompts for {len(pictures)} images, wanted one each, in order of names")
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
@@ -238,9 +236,9 @@ def measure(
         if options.moments is not None:
             for name, (role, one) in product(ours, zip(("pictures", "reference"), seen, strict=True)):
                 if name.startswith("inception:") and name in one.features:
-                    moments = distances.moments_of(one.features[name], made_with=made_with(name, ours[name]))
-                    moments.sets = (one.sha256,)
-                    moments.save(options.moments / f"{role}-{name.replace(':', '-')}.safetensors")
+                    path = options.moments / f"{role}-{name.replace(':', '-')}.safetensors"
+                    how: Any = {"made_with": made_with(name, ours[name]), "sets": (one.sha256,)}
+                    Moments.of(one.features[name], **how).save(path)
         texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
         material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
@@ -248,13 +246,11 @@ def measure(
 
 def in_order(metrics: Sequence[str], *, images: int = FEW, has_pictures: bool = True) -> list[str]:
     """Return the metrics to compute, in printed order, KID among them beside FID of few images of a reference that has
-    pictures. ValueError for an unknown metric, and for none.
+    pictures. ValueError for an unknown metric.
     """
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
-    if not metrics:
-        raise ValueError(f"got no metrics, wanted one or more of {', '.join(METRICS)}")
     adds_kid = images < FEW and has_pictures and any(name.startswith("fid") for name in metrics)
     return [name for name in METRICS if name in metrics or (adds_kid and name == "kid")]
 
@@ -362,9 +358,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     if reference.is_dir() or reference.suffix == ".npz":
         wanted = "wanted moments of it: save them with --keep-moments"
         raise ValueError(f"got reference {reference} for moments, {wanted}")
-    theirs, ours = Moments.load(reference), shards[0]
-    for shard in shards[1:]:
-        ours.merge(shard)
+    theirs, ours = Moments.load(reference), reduce(Moments.merged, shards)
     network, _, resize = ours.made_with.rpartition(" ")
     name = "fid" if resize == "clean" else f"fid-{resize}"
     if name not in METRICS:

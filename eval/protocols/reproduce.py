@@ -222,7 +222,7 @@ def conclude(task: ResolvedRow, entries: Mapping[int, Entry]) -> dict[str, Any]:
         "metrics": task.metrics,
     }
     found = {
-        "protocol": task.protocol.as_dict(),
+        "protocol": asdict(task.protocol),
         "choices": choices,
         "fingerprint": recipe.fingerprint,
         "pictures": len(entries),

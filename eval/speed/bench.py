@@ -25,7 +25,6 @@ from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
 RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
-WIDTH = 120
 SHARES = ("roofline", "arithmetic")
 LEGEND = (
     "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds",
@@ -234,14 +233,14 @@ def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def render(figures: Mapping[str, Any]) -> str:
-    """Return the figures of a model or a size as a table of at most WIDTH columns; reasons may be longer."""
+    """Return the figures of a model or a size as a table."""
     lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]
     lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
     slow = figures.get("left_out", ())
     lines += [f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding" for one in slow]
     if figures.get("stopped"):
         lines.append(f"{figures['stopped']}: figures are of the rounds before")
-    return "\n".join((line if "no claim" in line else line[:WIDTH]).rstrip() for line in lines)
+    return "\n".join(map(str.rstrip, lines))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -105,11 +105,6 @@ def plain_captions(concept: Concept, style: str, tags: Sequence[str], *, colour:
     return weighted(pairs)
 
 
-def colour_captions(concept: Concept, style: str, colour: str) -> Captions:
-    """Return captions of a recoloured picture."""
-    return weighted(styled(f"{colour} {base_name(concept.name)}", style, concept))
-
-
 def count_captions(concept: Concept, style: str, number: int, *, colour: str | None) -> Captions:
     """Return captions of `number` copies: "two red apples", "three 3d cats"."""
     single = f"{colour} {base_name(concept.name)}" if colour else concept.name

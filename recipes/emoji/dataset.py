@@ -197,7 +197,8 @@ def make_composite(cell: Cell, number: int, colour: str | None) -> Made:
         picture = drawing.recolour(picture, cell.colouring, colour)
     if number == 1:
         kind, shown = "colour", drawing.on_white(picture)
-        captions = texts.colour_captions(cell.concept, style, name)
+        recoloured = f"{name} {texts.base_name(cell.concept.name)}"
+        captions = texts.weighted(texts.styled(recoloured, style, cell.concept))
     else:
         kind, shown = "count", drawing.copies(picture, number)
         captions = texts.count_captions(cell.concept, style, number, colour=colour)

@@ -74,9 +74,8 @@ class Composer:
         self.lexicon = lexicon
         self.seed = seed
         near = set(lexicon.near)
-        alike = [(a, b) for a, b, weight in lexicon.pulls if weight >= 0.9]
-        self.alike = alike
-        self.alike_near = [pair for pair in alike if near & set(pair)] or alike
+        self.alike = [(a, b) for a, b, weight in lexicon.pulls if weight >= 0.9]
+        self.alike_near = [pair for pair in self.alike if near & set(pair)] or self.alike
 
     def batch(self, step: int, size: int) -> list[Caption]:
         """Return `size` captions: concepts, synonyms, names with keywords, and neighbours that differ by one value."""

@@ -127,45 +127,35 @@ def test_the_table_is_printed_without_the_model(board_file: Path, tmp_path: Path
     assert "| same tokens |" in text and "| `eagle1` | `eagle1-rejection` | 1 | " in text
 
 
-def test_lacking_and_failing_methods_have_a_row(
+def test_methods_that_lack_a_part_or_fail_have_a_row_and_those_that_fail_are_tried_again(
     copied: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     shutil.rmtree(copied / "parts")
-    entered = contenders.entered
+    entered, take, path, is_broken = contenders.entered, board.take, tmp_path / "b.jsonl", True
 
-    def failing(stable: Any, spec: str, *given: Any) -> Any:
-        if spec == "eagle1":
+    def without_kernel(stable: Any, spec: str, *given: Any) -> Any:
+        if is_broken and spec == "eagle1":
             raise RuntimeError("the kernel is missing")
         return entered(stable, spec, *given)
 
-    monkeypatch.setattr(contenders, "entered", failing)
-    words = ["--model", copied, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
-    assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
-    shown, errors = capsys.readouterr()
-    assert "eagle1 failed: RuntimeError: the kernel is missing" in errors
-    assert "not measured: RuntimeError: the kernel is missing" in shown and "- `medusa` not measured: " in shown
-    rows = rows_of(tmp_path / "b.jsonl")
-    assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
-
-
-def test_a_method_that_fails_in_a_round_ends_alone(
-    board_words: list[str], tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    take, is_broken, path = board.take, True, tmp_path / "b.jsonl"
-
-    def failing(contender: Any, number: int, *given: Any, **how: Any) -> Any:
-        if is_broken and contender.label == "eagle1" and number == 1:
+    def without_device(contender: Any, number: int, *given: Any, **how: Any) -> Any:
+        if is_broken and contender.label == "eagle1-rejection" and number == 1:
             raise RuntimeError("the device is lost")
         return take(contender, number, *given, **how)
 
-    monkeypatch.setattr(board, "take", failing)
-    words = [*board_words[:7], "--baseline", "eager", "--images", 3, "--methods", "eagle1", "gumbel-jacobi"]
-    assert main(*words, "--out", path) == 1
-    assert "eagle1 failed: RuntimeError: the device is lost" in capsys.readouterr().err
-    assert {row["method"]: row["images"] for row in rows_of(path)} == {"eagle1": 1, "gumbel-jacobi": 3}
-    is_broken = False  # it is tried again
-    assert main(*words, "--out", path) == 0
-    assert [row["images"] for row in rows_of(path)] == [3, 3]
+    monkeypatch.setattr(contenders, "entered", without_kernel)
+    monkeypatch.setattr(board, "take", without_device)
+    words = ["--model", copied, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 3, "--out", path]
+    words += ["--methods", "eagle1", "medusa", "eagle1-rejection", "gumbel-jacobi"]
+    assert main(*words) == 1
+    shown, errors = capsys.readouterr()
+    assert "eagle1 failed: RuntimeError: the kernel is missing" in errors
+    assert "eagle1-rejection failed: RuntimeError: the device is lost" in errors
+    assert "not measured: RuntimeError: the kernel is missing" in shown and "- `medusa` not measured: " in shown
+    assert [row.get("images") for row in rows_of(path)] == [None, None, 1, 3]
+    is_broken = False
+    assert main(*words) == 0
+    assert [row.get("images") for row in rows_of(path)] == [3, None, 3, 3]
 
 
 def test_quality_is_that_of_eval(board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: Patch) -> None:

@@ -1,9 +1,9 @@
 """Figures of folders of images, by command and function; and how images are found, read and kept in order."""
 
-import dataclasses
 import hashlib
 import json
 import threading
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +117,7 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
         assert run(kept[0], "--reference", other) == 2
         assert f"got reference {other} for moments, wanted moments of it" in one_line(capsys)
     refused(fid_of_shards, [kept[1], kept[1]], reference, match="merge each set once")
-    other = Moments.load(reference)
-    other.made_with = "inception x legacy"
-    other.save(reference)
+    replace(Moments.load(reference), made_with="inception x legacy").save(reference)
     message = "made with .* clean' and with 'inception x legacy', wanted the same"
     refused(fid_of_shards, kept[:1], reference, match=message)
 
@@ -145,7 +143,7 @@ def test_command_writes_what_it_prints(tmp_path: Path, weights: dict[str, Path],
     result = json.loads(captured.out)
     assert result == json.loads(out.read_text())
     assert list(result["figures"]) == ["kid", "fid"]
-    assert set(result["figures"]["fid"]) == {field.name for field in dataclasses.fields(Figure)}
+    assert set(result["figures"]["fid"]) == {field.name for field in fields(Figure)}
     assert result["surroundings"]["torch"] == torch.__version__
     lines = captured.err.splitlines()
     assert lines[0].startswith("kid ") and lines[1].startswith("fid ")  # of few images KID is added, with a warning
@@ -165,7 +163,6 @@ BAD = {
     "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, wanted at least 20, or 0"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
-    "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
     "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is not a file of moments"),
 }
 
@@ -176,8 +173,6 @@ def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) ->
     save_pictures(tmp_path / "A", 3)
     save_pictures(tmp_path / "OTHER", 2)
     save_pictures(tmp_path / "SMALL", 3, side=16)
-    for path in save_pictures(tmp_path / "TORN", 3):
-        path.write_bytes(path.read_bytes()[:60])
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "PROMPTS").write_text("one\n")
     (tmp_path / "MOMENTS.safetensors").write_bytes(b"")

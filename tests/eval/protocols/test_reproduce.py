@@ -58,8 +58,17 @@ def pictures(place: Path, out: str = "out") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place / out / "pictures").rglob("*.png")}
 
 
-def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: Capture) -> None:
+def test_a_row_records_how_it_was_made_and_a_limit_makes_the_first_pictures(
+    place: Path, run: Run, monkeypatch: Patch, capsys: Capture
+) -> None:
+    assert run("--metrics", "--limit", "2") == 0
+    (place / "out" / "pictures" / "000" / ".0123.png").touch()  # as a kill leaves it
+    assert run("--metrics", "--limit", "2") == 0
+    first = pictures(place)
+    assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
+    capsys.readouterr()
     assert run("--metrics") == 0
+    assert "6 images" in capsys.readouterr().out and pictures(place).items() >= first.items()
     found = row(place)
     assert found["pictures"] == found["pictures_of_protocol"] == 6 == len(pictures(place))
     assert found["choices"]["method"] == "gumbel-jacobi:window=4" and found["protocol"]["name"] == "three"
@@ -67,17 +76,6 @@ def test_a_row_records_how_it_was_made(place: Path, run: Run, capsys: Capture) -
     engine = found["choices"]["engine"]
     assert engine["name"] in ("cpu", "eager") and engine == found["fingerprint"]["config"]["engine"]
     assert found["speed"]["tokens"] == 6 * 16 and found["speed"]["tokens_per_step"] >= 1
-    assert "6 images" in capsys.readouterr().out
-
-
-def test_a_limit_makes_the_first_pictures(place: Path, run: Run, monkeypatch: Patch, capsys: Capture) -> None:
-    assert run("--metrics", "--limit", "2") == 0
-    (place / "out" / "pictures" / "000" / ".0123.png").touch()  # as a kill leaves it
-    assert run("--metrics", "--limit", "2") == 0
-    first = pictures(place)
-    assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
-    assert run("--metrics") == 0
-    assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
     monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
     assert run("--metrics") == 0
     capsys.readouterr()
@@ -191,7 +189,6 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     [
         (["--shard", "3/2"], "shard is 3/2"),
         (["--shard", "1/2", "--ray"], "leave --shard out"),
-        (["--weights", "inception"], "wanted NAME=PATH"),
         (["--weights", "inceptoin=net.pt"], "did you mean 'inception'?"),
         (["--limit", "0"], "limit"),
         (["--method", "eagle9"], "unknown"),

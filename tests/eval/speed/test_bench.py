@@ -19,7 +19,7 @@ from lantern.engines.engine import engine
 from lantern.eval.json_lines import Line
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed import shapes
-from lantern.eval.speed.bench import WIDTH, BenchOptions, render
+from lantern.eval.speed.bench import BenchOptions, render
 from lantern.eval.speed.contenders import Contender, RoundImages, Stable, Variant, built, jobs_of, kinds_of
 from lantern.eval.speed.race import pack, pass_seconds, results, take, unpack
 from lantern.eval.speed.shapes import ShapeOptions, deepest, script
@@ -68,7 +68,8 @@ def test_differing_tokens_in_fp32_are_a_failure(model: Model) -> None:
     assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
 
 
-def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: Patch) -> None:
+def test_plain_decoding_alone_is_no_contender(folder: Path, monkeypatch: Patch) -> None:
+    refused(speed.measure, BenchOptions(PROMPTS, str(folder), ("plain",)), match="give methods that draft")
     model = Model(name="bare", target=tiny_target())
     assert speed.own_methods(model) == ["auto"]
     monkeypatch.setattr(choice, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
@@ -76,17 +77,9 @@ def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: Patc
 
 
 def test_rounded_keys_may_change_tokens_in_fp32() -> None:
-    sharp = [
-        kind
-        for kind in ("eager", "cpu+int8", "eager+fp8")
-        for dtype in ("fp32", "bf16")
-        if Variant(kind, dtype).is_fp32
-    ]
-    assert sharp == ["eager", "cpu+int8"]
-
-
-def test_plain_decoding_alone_is_no_contender(folder: Path) -> None:
-    refused(speed.measure, BenchOptions(PROMPTS, str(folder), ("plain",)), match="give methods that draft")
+    kinds = ("eager", "cpu+int8", "eager+fp8")
+    assert [Variant(kind, "fp32").is_fp32 for kind in kinds] == [True, True, False]
+    assert not Variant("eager", "bf16").is_fp32
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +103,6 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
     plain, *drafted = two["phases"]
     assert plain["method"] == "plain" and all(set(one["shares"]) >= {"propose", "score"} for one in drafted)
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in two["phases"])
-
-
-def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
-    text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
-    assert all(len(line) <= WIDTH or "no claim" in line for line in text.splitlines())
-    assert "no claim: 2 rounds, wanted at least 10" in text and "not measured: plain int8 bf16" in text
-    assert "no token differs from plain decoding in 2 images" in text
-    assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
-    assert "baseline: plain as eager" in text
-    installed = render(figures | {"surroundings": figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}})
-    assert "; lantern 1.0.0" in installed.splitlines()[0] and ", commit" not in installed.splitlines()[0]
 
 
 def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: Patch) -> None:
@@ -206,14 +188,11 @@ def test_all_contenders_make_the_pictures_of_a_round_and_a_pass_is_timed(model: 
     assert 0 < pass_seconds(plain, one) < 10
 
 
-def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
+def test_surroundings_name_no_person_and_no_host(tmp_path: Path, monkeypatch: Patch) -> None:
     found = surroundings(CPU)
     assert {"torch", "torchao", "cpu", "cores", "threads", "commit", "python"} <= set(found)
     assert os.path.expanduser("~") not in json.dumps(found)
     assert commit(tmp_path) == found["lantern"]
-
-
-def test_windows_has_no_load_average(monkeypatch: Patch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Windows")
     monkeypatch.delattr(os, "getloadavg")
     assert load_average() == []
@@ -291,4 +270,4 @@ def test_a_size_is_measured_with_scripted_acceptance(drafters: list[str]) -> Non
     assert all(one["ms_per_token"]["median"] > 0 and one["roofline"] > 0 for one in found["contenders"])
     assert [one["method"] for one in found["phases"]] == ["plain", *names]
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in found["phases"])
-    assert all(len(line) <= WIDTH or "no claim" in line for line in render(found).splitlines())
+    assert "scripted acceptance, tree grown_8_2" in render(found)
