@@ -84,9 +84,11 @@ class Moments:
             with safe_open(path, "pt") as file:
                 facts, total, products = (file.get_tensor(name) for name in ("facts", "sum", "products"))
                 stated = file.metadata() or {}
+            if len(facts) != 2 or products.shape != (3, *total.shape, *total.shape):
+                raise ValueError(f"its products have shape {list(products.shape)}")
             sets = tuple(stated.get("sets", "").split())
             return cls(int(facts[0]), total, products, stated.get("made_with", ""), sets)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"{path} is not a file of moments: {one_line(error)}") from error
 
 

@@ -1,5 +1,6 @@
 import math
 from functools import reduce
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,8 @@ def test_moments_of_other_networks_or_too_few_or_damaged_are_refused(tmp_path: P
     Moments.of(features(5)).save(path)
     path.write_bytes(path.read_bytes()[:100])
     assert "torn.safetensors is not a file of moments" in refused(Moments.load, path)
+    replace(Moments.of(features(5)), sum=torch.zeros(2)).save(path)
+    assert "torn.safetensors is not a file of moments: its products" in refused(Moments.load, path)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 32.0, -40.0])
