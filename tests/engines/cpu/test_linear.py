@@ -87,24 +87,6 @@ def test_products_in_bf16_are_added_in_the_same_order_by_all_vector_lanes() -> N
     assert torch.equal(linear(x, packed, None, 64), sums)
 
 
-@pytest.mark.skipif(has_amx(), reason="AMX adds products in another order")
-def test_products_in_bf16_are_added_in_the_same_order_by_all_vector_lanes() -> None:
-    (weight, packed), x = weights("bf16", 64, 192), rows(3, 192)
-    sums = torch.zeros(3, 64)
-    for k in torch.arange(192).unflatten(0, (-1, 2)).flip(1).flatten().tolist():  # the odd input of a pair is first
-        sums = (sums + x.bfloat16().double()[:, k, None] * weight[:, k]).float()  # rounded once, as fused products are
-    assert torch.equal(linear(x, packed, None, 64), sums)
-
-
-@pytest.mark.skipif(has_amx(), reason="AMX adds products in another order")
-def test_products_in_bf16_are_added_in_the_same_order_by_all_vector_lanes() -> None:
-    (weight, packed), x = weights("bf16", 64, 192), rows(3, 192)
-    sums = torch.zeros(3, 64)
-    for k in torch.arange(192).unflatten(0, (-1, 2)).flip(1).flatten().tolist():  # the odd input of a pair is first
-        sums = (sums + x.bfloat16().double()[:, k, None] * weight[:, k]).float()  # rounded once, as fused products are
-    assert torch.equal(linear(x, packed, None, 64), sums)
-
-
 def test_nonfinite_inputs_of_8_bit_products_give_nan_and_zeros_give_zero() -> None:
     _, packed = weights("int8", 64, 64)
     for off in (torch.nan, torch.inf, -torch.inf):

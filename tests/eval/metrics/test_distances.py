@@ -1,6 +1,6 @@
 import math
-from functools import reduce
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
