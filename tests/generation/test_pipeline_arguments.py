@@ -158,10 +158,10 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"guidance_scale": float("nan")}, "guidance is nan"),
     ({"temperature": -1.0}, "temperature is -1"),
     ({"top_k": -1}, "top_k is -1"),
-    ({"num_images_per_prompt": 0}, "wanted whole numbers from 1"),
-    ({"num_images_per_prompt": "2"}, "wanted whole numbers from 1"),
-    ({"batch_size": 1.5}, "wanted whole numbers from 1"),
-    ({"batch_size": numpy.ones(2)}, "wanted whole numbers from 1"),
+    ({"num_images_per_prompt": 0}, "wanted a whole number from 1"),
+    ({"num_images_per_prompt": "2"}, "wanted a whole number from 1"),
+    ({"batch_size": 1.5}, "wanted a whole number from 1"),
+    ({"batch_size": numpy.ones(2)}, "wanted a whole number from 1"),
     ({"generator": [1, 2]}, "2 generators for 1 images"),
     ({"generator": -1}, "seed is -1"),
     ({"class_labels": 1}, "give one of them"),
@@ -359,6 +359,6 @@ def test_tuning_from_python_chooses_for_auto(folder: Path, tmp_path: Path) -> No
     profile = pipe.tune(images=1, methods=["gumbel-jacobi"], prompts=["a cat"], out=tmp_path / "profile.json")
     assert profile["choice"]["method"] in ("plain", "gumbel-jacobi")
     assert json.loads((tmp_path / "profile.json").read_text())["pictures"] == 1
-    pipe.transformer.folder = None  # as that of a transformer that was not loaded with a model
+    pipe.transformer.loaded = None  # as that of a transformer that was not loaded with a model
     other = LanternPipeline(**pipe.components)
     assert "has no folder for its profile: give out" in refused(other.tune)
