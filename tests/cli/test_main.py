@@ -136,7 +136,6 @@ SETTINGS = {option.flag for option in find("bounded").options.values()}
     ("line", "offered", "not_offered"),
     [
         ("lantern ", set(COMMANDS), set()),
-        ("lantern gen", {"generate"}, {"methods"}),
         ("lantern generate --method lantern --", {"--k", "--delta", "--prompt"}, set()),
         ("lantern-generate --method bounded --", SETTINGS, set()),
         ("lantern-generate --method plain --", {"--prompt"}, {"--delta"}),
@@ -148,11 +147,8 @@ SETTINGS = {option.flag for option in find("bounded").options.values()}
         ("lantern train drafter --config drafter-e", {"drafter-eagle1", "drafter-eagle3"}, {"target-small"}),
         ("lantern train data --recipe ", {"emoji"}, set()),
         ("lantern train drafter --kind e", {"eagle1", "eagle3"}, {"c2t"}),
-        ("lantern bench --methods ", set(METHODS), set()),
         ("lantern tune --methods eagle1 ea", {"eagle2"}, {"plain"}),
-        ("lantern leaderboard --methods ", set(METHODS), set()),
         ("lantern generate --set de", {"delta=", "depth="}, {"nodes="}),
-        ("lantern completion ", set(SHELLS), set()),
     ],
 )
 def test_commands_options_and_names_are_completed(
