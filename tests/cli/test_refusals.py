@@ -102,7 +102,7 @@ REFUSED = {
     "demo nowhere": "nowhere",
     "serve nowhere": "nowhere",
     "serve CLASSES --port 0": "class labels",
-    "serve BLIND --port 0": "no vqvae/",
+    "serve BLIND --port 0": NO_PIXELS,
     "serve --replicas 2": "--replicas is an option of --ray",
     "serve nowhere --ray": "nowhere",
 }

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from starlette.requests import HTTPConnection
 from lantern import __version__
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
-from lantern.generation import choice
 from lantern.generation.generator import generate
 from lantern.generation.images import read_facts
 from lantern.generation.requests import Request, requests_of_call
@@ -179,9 +179,10 @@ def test_bodies_of_no_request_are_refused(served: Served, content: bytes, kind: 
 
 
 def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.generation.serving.worker.has_parts", lambda *_: False)
+    monkeypatch.setattr(served.worker, "model", replace(served.worker.model, add_ons={}))
     answer = served.post({"prompt": PROMPT, "method": "vadusa"}, headers=HEADERS)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "method") and "which this model lacks" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
 
 def test_service_routes(served: Served, model: Model) -> None:
     served.service.warm_up()
-    served.images()
+    served.images(extra_body={"method": "zipar"})  # whose total variation is not measured
     assert [one.id for one in served.client.models.list()] == [model.name]
     assert served.client.models.retrieve(model.name).id == model.name
     assert httpx.get(f"{served.url}/health").status_code == 200
@@ -233,6 +234,7 @@ def test_service_routes(served: Served, model: Model) -> None:
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines[f'lantern:generation_tokens_total{{model_name="{model.name}"}}']) > 0
     assert f'lantern:num_requests_waiting{{model_name="{model.name}"}}' in lines
+    assert float(lines[f'lantern:total_variation_sum_total{{model_name="{model.name}"}}']) >= 0
 
 
 class Hearing(Worker):
@@ -355,15 +357,6 @@ def test_idle_decoders_make_room_for_other_settings(model: Model, monkeypatch: p
         if seed % 3:
             worker.finish()
     assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(6)}
-
-
-def test_requests_are_checked_without_passes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model thread alone runs them."""
-    monkeypatch.setattr(choice, "pass_times", lambda *_, **__: pytest.fail("passes were timed"))
-    worker = Worker(model, batch=1)
-    for name in (None, "auto", "gumbel-jacobi", "eagle1"):
-        worker.check(name)
-    refused(worker.check, "eagle7", match="did you mean 'eagle")
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
