@@ -267,6 +267,10 @@ def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pi
     target: Any = LanternTransformer.from_pretrained(folder / "transformer")
     parts: dict[str, Any] = pipe.components | {"transformer": target}
     assert LanternPipeline(**parts).model.sampling() == Sampling()
+    alone = LanternTransformer(target.config)  # of no model, until it is given one
+    alone.load_state_dict(target.state_dict())
+    for one in (target, alone):
+        assert LanternPipeline.from_pretrained(folder, transformer=one).model.add_ons["eagle3"] is not None
 
 
 def test_what_only_other_pipelines_can_is_refused_by_name(pipe: LanternPipeline, folder: Path, tmp_path: Path) -> None:
