@@ -512,11 +512,10 @@ class ImageRun:
         elif stopped is None:
             for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
                 print(path)
-            cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
                 f"{figures['tokens']} tokens in {figures['steps']} steps, "
-                f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{seconds:.2f} s, "
+                f"{figures['tokens_per_step']:.2f} tokens per step{images.cost_of(figures)}, {seconds:.2f} s, "
                 f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
             )
             say(summary, files.quiet, name=f"{self.method.name} ({kind})")
