@@ -98,6 +98,11 @@ def test_a_template_names_the_files_of_a_folder(model: str, capsys: Capture) -> 
     assert all(name in out for name in FIELDS)
 
 
+def test_a_class_is_named_by_its_label(classes: str) -> None:
+    assert main(["--model", classes, "--class-label", "7", "--out", "c", "--method", "eagle1"]) == 0
+    assert names("c") == ["class-7-eagle1-fp32-g3-seed0-0.png"]
+
+
 def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for times in ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0, 4: 1.0}):
         monkeypatch.setattr("lantern.generation.choice.pass_times", lambda *_, times=times, **__: times)

@@ -78,6 +78,15 @@ def test_a_product_is_right_and_the_bits_of_a_row_do_not_depend_on_other_rows(
         assert not count or error.max() <= 1e-5 * found.abs().max()
 
 
+@pytest.mark.skipif(has_amx(), reason="AMX adds products in another order")
+def test_products_in_bf16_are_added_in_the_same_order_by_all_vector_lanes() -> None:
+    (weight, packed), x = weights("bf16", 64, 192), rows(3, 192)
+    sums = torch.zeros(3, 64)
+    for k in torch.arange(192).unflatten(0, (-1, 2)).flip(1).flatten().tolist():  # the odd input of a pair is first
+        sums = (sums + x.bfloat16().double()[:, k, None] * weight[:, k]).float()  # rounded once, as fused products are
+    assert torch.equal(linear(x, packed, None, 64), sums)
+
+
 def test_nonfinite_inputs_of_8_bit_products_give_nan_and_zeros_give_zero() -> None:
     _, packed = weights("int8", 64, 64)
     for off in (torch.nan, torch.inf, -torch.inf):
