@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,11 @@ NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; f
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
 RESAMPLE_HELP = f"filter of --scale: {' or '.join(images.RESAMPLINGS)}"
 SETTINGS = {option.label: option.flag for method in METHODS.values() for option in method.options.values()}
+# options that go with none of some others, and why
+ALONE = {
+    "--skip-existing": ("keeps files of single images", ("--overwrite", "--grid", "--tokens", "--record")),
+    "--compare": ("makes each image by two methods", ("--batch", "--grid", "--tokens", "--record")),
+}
 SETTING_HELP = "a setting of the method by its name, such as nodes=31; may be repeated"
 
 
@@ -86,33 +91,27 @@ class Files(Group):
         """Whether the paths of files are printed alone: not where stdout is JSON or has comparisons."""
         return not self.json and not self.compare and self.tokens != STDOUT
 
-    def place(self, out: Path | None, inputs: Content, method: str | None) -> images.Destination | None:
+    def place(
+        self, out: Path | None, inputs: Content, method: str | None, changed: Collection[str]
+    ) -> images.Destination | None:
         """Return where images go, None for none; ValueError or OSError for what is unusable or contradicts."""
         place = None
         if out is not None or self.tokens is None:
             place = images.destination(out, template=self.name, form=self.format)
             check_folder(place.out.parent if place.is_file else place.out)
-        of_files = [name for name in ("name", "format", "quality", "scale", "grid") if getattr(self, name) is not None]
-        of_all = next((name for name in ("grid", "tokens", "record") if getattr(self, name) is not None), None)
-        contradictions = (
-            (self.skip_existing and (self.overwrite or of_all), "--skip-existing keeps files of single images, and"
-             f" --{of_all or 'overwrite'} is given: leave one of them out"),
-            (of_files and place is None, f"--{'/--'.join(of_files)} is an option of image files, which --tokens alone"
-             " does not write: give --out"),
-            (self.quality and place is not None and images.FORMATS[place.suffix] == "png",
-             "--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp"),
-            (self.compare and self.tokens, "--tokens is of one method, --compare runs two: leave one of them out"),
-            (self.compare and self.record, "--record is of one method, --compare runs two: leave one of them out"),
-            (self.compare and self.grid is not None, "--compare puts two images side by side, --grid all on one: leave"
-             " one of them out"),
-            (self.json and self.tokens == STDOUT, "--tokens - and --json both write to standard output: give --tokens"
-             " a file"),
-            (self.record and method == "plain", 'method "plain" drafts nothing, so there is nothing to --record: choose'
-             " one that drafts"),
-        )  # fmt: skip
-        for is_given, message in contradictions:
-            if is_given:
-                raise ValueError(message)
+        for option, (what, others) in ALONE.items():
+            if option in changed and (given := [other for other in others if other in changed]):
+                raise ValueError(f"{option} {what}, and {given[0]} is given: leave one of them out")
+        of_files = [name for name in ("--name", "--format", "--quality", "--scale", "--grid") if name in changed]
+        if of_files and place is None:
+            of = f"{'/'.join(of_files)} is an option of image files"
+            raise ValueError(f"{of}, which --tokens alone does not write: give --out")
+        if self.quality and place is not None and images.FORMATS[place.suffix] == "png":
+            raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
+        if self.json and self.tokens == STDOUT:
+            raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
+        if self.record and method == "plain":
+            raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts')
         written = {"--record": self.record, "--tokens": None if self.tokens == STDOUT else self.tokens}
         for option, path in written.items():
             check_file(option, path)
@@ -146,6 +145,7 @@ def generate(
     files: Files,
     stopping: "Stopping",
     debug: bool,
+    changed: list[str],
 ) -> None:
     """Make images from prompts or class labels.
 
@@ -160,11 +160,9 @@ def generate(
     rank, processes = launched()
     if processes > 1 and (method in (None, "auto") or files.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
-    if files.compare and batch > 1:
-        raise ValueError(f"--compare makes one image at a time, --batch is {batch}: leave one of them out")
     if rank > 0:  # the process of rank 0 writes and prints
         files = Files(quiet=True)
-    place = files.place(out, inputs, method) if rank == 0 else None
+    place = files.place(out, inputs, method, changed) if rank == 0 else None
     texts = dict(settings)
     for name, text in settings:
         check_same(name, text, texts[name])
@@ -514,11 +512,10 @@ class ImageRun:
         elif stopped is None:
             for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
                 print(path)
-            cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per token, "
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
                 f"{figures['tokens']} tokens in {figures['steps']} steps, "
-                f"{figures['tokens_per_step']:.2f} tokens per step, {cost}{seconds:.2f} s, "
+                f"{figures['tokens_per_step']:.2f} tokens per step{images.cost_of(figures)}, {seconds:.2f} s, "
                 f"{figures['images_per_second']:.2f} images and {figures['tokens_per_second']:.0f} tokens per second"
             )
             say(summary, files.quiet, name=f"{self.method.name} ({kind})")

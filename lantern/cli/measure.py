@@ -455,11 +455,12 @@ def _shard(text: str | None, *, has_ray: bool) -> "Shard | None":
 def _report_row(task: "ResolvedRow", row: dict[str, Any]) -> int:
     """Print the row and its errors; return the exit code."""
     from lantern.eval.protocols.reproduce import ROW_NAME, is_repeated
+    from lantern.generation.images import cost_of
 
     speed = row["speed"]
     print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} images")
-    cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per token"
-    print(f"  {speed['tokens_per_step']:.2f} tokens per step, {speed['seconds_per_picture']:.2f} s per image{cost}")
+    seconds, cost = speed["seconds_per_picture"], cost_of(speed)
+    print(f"  {speed['tokens_per_step']:.2f} tokens per step, {seconds:.2f} s per image{cost}")
     for name, figure in row["metrics"].items():
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""

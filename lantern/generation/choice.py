@@ -6,7 +6,6 @@ the user's cache named by the digest of the target's weights. It is valid for on
 similar sampling.
 """
 
-import dataclasses
 import errno
 import logging
 import math
@@ -35,7 +34,6 @@ FLAT = 1.1  # most seconds of a pass over a window, as a multiple of those of a 
 GAIN = 1.1  # least predicted speedup over plain decoding at which a window is chosen; less is noise
 VERSION = 2  # of profiles
 PACKAGE = Path(__file__).resolve().parents[1]  # nothing is written into it
-KEYS = ("machine", "model", "sampling", "choice")
 
 
 def choose_method(
@@ -222,7 +220,7 @@ def read_profile(path: Path) -> dict[str, Any]:
     profile = read_json_object(path)
     if profile.get("version") != VERSION:
         raise ValueError(f"{path} has version {str(profile.get('version'))[:20]}, wanted {VERSION}")
-    for key in KEYS:
+    for key in ("machine", "model", "sampling", "choice"):
         if not isinstance(profile.get(key), dict):
             raise ValueError(f"{path} is not a complete profile: {key!r} is missing")
     return profile
@@ -239,9 +237,7 @@ def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling, batch: i
             return f"it was measured with {name} {str(there)[:60]}, here it is {here}"
     if not batch / 2 <= int(there := profile.get("batch", batch)) <= 2 * batch:
         return f"it was measured with {there} images at a time, here it is {batch}"
-    fields = [entry.name for entry in dataclasses.fields(Sampling)]
-    measured = Sampling(**{name: value for name, value in profile["sampling"].items() if name in fields})
-    far = too_far(measured, sampling, model.target.config.vocab_size)
+    far = too_far(Sampling(**profile["sampling"]), sampling, model.target.config.vocab_size)
     is_same = profile["model"].get("weights") == model.weights_digest
     return far or ("" if is_same else "it was measured with other weights")
 

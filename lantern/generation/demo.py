@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
-from html import escape
 from io import BytesIO
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -190,9 +189,9 @@ def data_uri(pixels: UInt8[Tensor, "h w 3"], form: str, **options: Any) -> str:
 
 def image_html(name: str, mark: Mark, pixels: UInt8[Tensor, "h w 3"], file: str = "") -> str:
     """Return an image with how far it was, and a link that saves it as a PNG file of a name, as HTML."""
-    text = escape(f"{name}: {mark.seconds:.2f} s, {mark.known} tokens, {mark.known / mark.steps:.2f} tokens per step")
+    text = f"{name}: {mark.seconds:.2f} s, {mark.known} tokens, {mark.known / mark.steps:.2f} tokens per step"
     image = f'<img src="{data_uri(pixels, "webp", quality=90, method=0)}" alt="{text}"/>'
-    link = f' <a download="{escape(file)}" href="{data_uri(pixels, "png")}">Download</a>' if file else ""
+    link = f' <a download="{file}" href="{data_uri(pixels, "png")}">Download</a>' if file else ""
     return f'<figure class="side">{image}<figcaption>{text}{link}</figcaption></figure>'
 
 

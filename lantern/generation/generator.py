@@ -310,7 +310,7 @@ class Generator:
     parts: Decoder = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.is_stopped, self._too_many, self._most_pixels = False, 0, None
+        self.is_stopped, self._most_pixels = False, None
         self.debug = is_debugging() if self.debug is None else self.debug
         self.model = watchable(self.model) if self.debug else self.model
         self.interval = self.interval if self.record is None else 0.0
@@ -335,21 +335,6 @@ class Generator:
         )
         if self.record is not None:
             self.record.watch(self.parts.drafter)
-
-    def halve(self, tried: int, error: BaseException) -> None:
-        """Make fewer images at once after memory ran out with `tried`; MemoryError if that was a single one."""
-        if tried < 2:
-            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
-        self._too_many = self._too_many or tried
-        self.batch = min(self.batch, tried // 2)
-
-    def confirm(self) -> None:
-        """Report a halving once a batch has been made."""
-        if self._too_many and self.on_halved is not None:
-            self.on_halved(self._too_many, self.batch)
-        elif self._too_many:
-            warnings.warn(HALVED.format(self._too_many, self.batch), RuntimeWarning, stacklevel=2)
-        self._too_many = 0
 
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""
@@ -437,7 +422,7 @@ def make_batches(
     The batch in which the callback returns True is the last one; its missing tokens are 0. NotFiniteError after the
     finite images of a batch with others.
     """
-    done = 0
+    done = too_many = 0
     while done < len(requested):
         batch = requested[done : done + generator.batch]
         try:
@@ -448,10 +433,15 @@ def make_batches(
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise
-            generator.halve(len(batch), error)
+            if len(batch) == 1:
+                raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
+            too_many, generator.batch = too_many or len(batch), len(batch) // 2
         else:
-            generator.confirm()
-            done += len(batch)
+            if too_many and generator.on_halved is not None:
+                generator.on_halved(too_many, generator.batch)
+            elif too_many:
+                warnings.warn(HALVED.format(too_many, generator.batch), RuntimeWarning, stacklevel=2)
+            done, too_many = done + len(batch), 0
             yield from pictures
             if generator.is_stopped:
                 return

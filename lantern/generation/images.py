@@ -72,6 +72,14 @@ def measured(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else round(value, 6)
 
 
+def cost_of(figures: Mapping[str, Any]) -> str:
+    """Return what a relaxation cost by the figures of `totals`, after a comma; "" for an exact method."""
+    if figures["exact"]:
+        return ""
+    spent = figures["total_variation"]
+    return ", total variation not measured" if spent is None else f", total variation {spent:.3f} per token"
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Statistics of one image.

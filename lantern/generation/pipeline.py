@@ -9,8 +9,7 @@ import inspect
 import logging
 import shutil
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,15 +88,12 @@ class Component(ModelMixin):
 class LanternTransformer(Transformer, Component):
     """The target as a diffusers component.
 
-    For pipelines built of components it keeps what belongs to the model that it was loaded with: `folder`, where the
-    add-ons are, None for a transformer without a model; `tokens_per_step`, recorded for the choice of "auto"; and
-    `generation`, the defaults of a call. `digest` is that of the weights as they were stored.
+    For pipelines built of components it keeps the model that it was `loaded` with, whose folder has the add-ons, None
+    for a transformer without a model. `digest` is that of the weights as they were stored.
     """
 
     config_class = TransformerConfig
-    generation: Mapping[str, Any] | None = None
-    tokens_per_step: Mapping[int, float] | None = None
-    folder: Path | None = None
+    loaded: Model | None = None
     digest: str | None = None
 
     @classmethod
@@ -109,9 +105,17 @@ class LanternTransformer(Transformer, Component):
         folder = Path(pretrained_model_name_or_path).parent
         target.digest = weights_digest(target.state_dict())
         if is_there(folder / INDEX_NAME):
-            found, target.folder = folders.read_index(folder).get(folders.WINDOWS_KEY) or {}, folder
-            target.tokens_per_step = folders.check_tokens_per_step(found, source=folder / INDEX_NAME)
+            target.loaded = model_around(target, folder, folder.name)
         return target.to(dtype=torch_dtype or torch.float32)
+
+
+def model_around(target: Any, folder: Path, name: str, **fields: Any) -> Model:
+    """Return the model of a transformer with the add-ons and the tokens per step of a folder, and other fields."""
+    known = folders.read_index(folder).get(folders.WINDOWS_KEY) or {}
+    tokens = folders.check_tokens_per_step(known, source=folder / INDEX_NAME)
+    add_ons = folders.AddOns(folder, target, model_name=name, digest=target.digest, without=(DRAFTER,))
+    own: dict[str, Any] = {"stored_digest": target.digest or "", "tokens_per_step": tokens, **fields}
+    return Model(name=name, target=target, folder=folder, add_ons=add_ons, **own)
 
 
 class LanternDrafter(Eagle, Component):
@@ -193,20 +197,16 @@ class LanternPipeline(DiffusionPipeline):
         self.register_modules(
             transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
         )
-        # what is in the model's folder beside the components
-        self._loaded: Model | None = getattr(transformer, "loaded", None)
-        if generation is None:
-            generation = getattr(self._loaded or transformer, "generation", None)
+        if generation is None and self._loaded is not None:
+            generation = dict(self._loaded.generation)
         defaults = dict(folders.check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
-        self._interrupt, self._calls = False, 0
+        self._interrupt = False
         self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
         # the decoder of the last call, whose rounds its engine has captured, with what it was built from
         self._kept: tuple[Any, Decoder] | None = None
-        if isinstance(transformer, LanternTransformer) and transformer.folder is not None:
-            self._load_from(transformer.folder, transformer.folder.name)
         check_components(transformer, drafter, self._name)
 
     @classmethod
@@ -293,19 +293,14 @@ class LanternPipeline(DiffusionPipeline):
                 parts[part] = kind.from_pretrained(folder / part)
         check_components(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
-        if has_own_target:
-            pipe.transformer.generation = dict(pipe.config["generation"])
+        if has_own_target or pipe._loaded is None:
+            pipe.transformer.loaded = model_around(
+                pipe.transformer, folder, shown, generation=pipe.config["generation"]
+            )
         for part in ("transformer", "drafter"):
             if (module := getattr(pipe, part)) is not None:
                 torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes["default"]))
-        pipe._load_from(folder, shown)
         return pipe
-
-    def _load_from(self, folder: Path, name: str) -> None:
-        """Take add-ons and words from a model's folder."""
-        target, digest = self.transformer, self._digest
-        add_ons = folders.AddOns(folder, target, model_name=name, digest=digest, without=(DRAFTER,))
-        self._loaded = Model(name=name, target=target, folder=folder, add_ons=add_ons, stored_digest=digest or "")
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
@@ -320,7 +315,7 @@ class LanternPipeline(DiffusionPipeline):
         else:
             pipe = super().from_pipe(pipeline, **options)
         if isinstance(pipeline, LanternPipeline):
-            pipe._loaded, pipe.engine = pipeline._loaded, pipeline.engine
+            pipe.engine = pipeline.engine
             pipe._method = str((options.get("generation") or {}).get("method", pipeline._method))
         return pipe
 
@@ -357,8 +352,8 @@ class LanternPipeline(DiffusionPipeline):
         self._save_add_ons(folder)
         chosen = {"method": self._method} if self._method != "auto" or "method" in defaults else {}
         folders.write_index(folder, generation=defaults | chosen)
-        if self._tokens_per_step:
-            folders.record_tokens_per_step(folder, self._tokens_per_step)
+        if self._loaded is not None and self._loaded.tokens_per_step:
+            folders.record_tokens_per_step(folder, self._loaded.tokens_per_step)
         if is_pushed:
             hub.setdefault("repo_id", folder.resolve().name)
             self.push_to_hub(**hub)  # it saves all again, beside its model card
@@ -366,14 +361,14 @@ class LanternPipeline(DiffusionPipeline):
     def _beside(self) -> list[str]:
         """Return the paths of add-ons and lists in the folder of the transformer's model."""
         loaded = self._loaded
-        if loaded is None or loaded.folder is None or loaded.target is not self.transformer:
+        if loaded is None or loaded.folder is None:
             return []
         lists = [name for name in LISTS if (loaded.folder / name).is_file()]
         return [*(f"{folders.FOLDER}/{name}" for name in loaded.add_ons), *lists]
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
-        if self._loaded is None or self._loaded.folder is None or self._loaded.target is not self.transformer:
+        if self._loaded is None or self._loaded.folder is None:
             return
         source, add_ons = self._loaded.folder, self._loaded.add_ons
         is_own = source.resolve() == folder.resolve()
@@ -383,7 +378,7 @@ class LanternPipeline(DiffusionPipeline):
             else:
                 shutil.copyfile(source / path, folder / path)
         digest = weights_digest(self.transformer.state_dict())
-        stored = self._digest or digest
+        stored = self.transformer.digest or digest
         for path in (folder / "drafter", *(folder / folders.FOLDER / name for name in add_ons)):
             if path.is_dir() and (config := read_config(path)).get("target") == stored:
                 write_json(path / CONFIG_NAME, config | {"target": digest})
@@ -391,7 +386,8 @@ class LanternPipeline(DiffusionPipeline):
             self.transformer.digest = digest
             if self.drafter is not None and self.drafter.config.target == stored:
                 self.drafter.config = replace(self.drafter.config, target=digest)
-            self._load_from(folder, self._loaded.name)
+            generation = self._loaded.generation
+            self.transformer.loaded = model_around(self.transformer, folder, self._name, generation=generation)
 
     @property
     def method(self) -> str:
@@ -427,9 +423,7 @@ class LanternPipeline(DiffusionPipeline):
         target, generation = self.transformer, {**self.config["generation"], "method": self._method}
         held: dict[str, Any] = {"prompts": self._prompts, "engine": engine, "generation": generation}
         check_components(target, self.drafter, self._name)
-        loaded = self._loaded
-        if loaded is None or loaded.target is not target:  # it was replaced after loading, and has no folder
-            loaded = Model(name="", target=target)
+        loaded = self._loaded or Model(name="", target=target)
         add_ons: Any = loaded.add_ons
         if self.drafter is not None:
             add_ons = ChainMap({DRAFTER: self.drafter}, add_ons)
@@ -439,24 +433,21 @@ class LanternPipeline(DiffusionPipeline):
         return replace(
             loaded,
             name=self._name,
+            target=target,
             vq=self.vqvae,
             text=text,
             add_ons=add_ons,
-            tokens_per_step=self._tokens_per_step,
             **held,
         )
 
     @property
+    def _loaded(self) -> Model | None:
+        """The model that the transformer was loaded with."""
+        return getattr(self.transformer, "loaded", None)
+
+    @property
     def _name(self) -> str:
         return str(self.config.get("_name_or_path") or (self._loaded.name if self._loaded else "unnamed"))
-
-    @property
-    def _tokens_per_step(self) -> Mapping[int, float]:
-        return getattr(self.transformer, "tokens_per_step", None) or {}
-
-    @property
-    def _digest(self) -> str | None:
-        return getattr(self.transformer, "digest", None)
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:
@@ -589,14 +580,17 @@ class LanternPipeline(DiffusionPipeline):
         made = make_batches(made_by, requested, with_pixels=not is_latent, callback=watch)
         bar: Any = self.progress_bar(total=len(requested) * tokens_of_image)  # type: ignore[call-arg]
         progress = Progress(len(requested), tokens_of_image, bar=bar)
-        with bar, self._under_way():
-            try:
+        outer, self._interrupt = self._interrupt, False  # that of a call in whose callback this one is made
+        try:
+            with bar:
                 for picture in made:
                     pictures.append(picture)
-            except NotFiniteError as error:
-                error.sound = pictures
-                raise
-            progress.show()
+                progress.show()
+        except NotFiniteError as error:
+            error.sound = pictures
+            raise
+        finally:
+            self._interrupt = outer
         if made_by.parts.engine.captures:
             self._kept = built_from, made_by.parts
         shape = (-1, pictures[0].columns)
@@ -605,17 +599,6 @@ class LanternPipeline(DiffusionPipeline):
         images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
         found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
         return found if return_dict else (found.images, found.tokens, found.stats)
-
-    @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        """Begin a call; one within the callback of another leaves the `_interrupt` of that as it was."""
-        outer, self._interrupt, self._calls = self._interrupt, False, self._calls + 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if self._calls:
-                self._interrupt = outer
 
     def _generator(self, model: Model, method: Method, sampling: Sampling, **how: Any) -> tuple[Any, Generator]:
         """Return what a decoder is built from, and a generator, with the last call's decoder if that is the same."""

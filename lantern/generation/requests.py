@@ -12,7 +12,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from lantern.core.config import one_line, shipped_folder
+from lantern.core.config import as_number, check_number, one_line, shipped_folder
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -232,13 +232,8 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
     if unknown := [name for name in names if name not in CALLBACK_TENSORS]:
         known = ", ".join(CALLBACK_TENSORS)
         raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
-    counts = [images] if batch_size is None else [images, batch_size]
-    try:
-        are_counts = all(not isinstance(one, bool) and index(one) >= 1 for one in counts)
-    except TypeError:  # no whole number
-        are_counts = False
-    if not are_counts:
-        raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
+    for name, count in (("num_images_per_prompt", images), ("batch_size", 1 if batch_size is None else batch_size)):
+        check_number(name, as_number(count), 1, kind=int)
 
 
 def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels: bool = False) -> None:

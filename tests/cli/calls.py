@@ -36,11 +36,21 @@ def refused_by(capsys: Capture, *words: str) -> str:
     return one_line(capsys)
 
 
-def answer(capsys: Capture, *words: str) -> Any:
-    """Return the JSON value that `lantern` prints for these words."""
+def figures(capsys: Capture, model: str, *arguments: str) -> Any:
+    """Return the JSON value of `lantern-generate` for a red apple."""
+    return answer(capsys, "generate", "--model", model, "--prompt", "a red apple", "--json", *arguments)
+
+
+def printed(capsys: Capture, *words: str) -> str:
+    """Return what `lantern` prints on stdout for these words."""
     capsys.readouterr()
     assert lantern([*words]) == 0
-    return json.loads(capsys.readouterr().out)
+    return capsys.readouterr().out
+
+
+def answer(capsys: Capture, *words: str) -> Any:
+    """Return the JSON value that `lantern` prints for these words."""
+    return json.loads(printed(capsys, *words))
 
 
 def one_line(capsys: Capture) -> str:

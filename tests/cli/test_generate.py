@@ -16,7 +16,7 @@ from lantern.drafters.records import Records
 from lantern.methods import METHODS
 from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE
-from tests.cli.calls import Capture, answer, grid, made, refusal
+from tests.cli.calls import Capture, figures, grid, made, printed, refusal
 from tests.tiny_folder import VQ, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -57,8 +57,7 @@ def test_tokens_need_no_vq_and_go_beside_pictures_or_to_stdout(model: str, blind
 
 def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> None:
     own = ["--method", "lantern++", "--k", "4", "--tree", "chain_5"]
-    assert made(model, "--json", *own, "--seed", "3", "-n", "5", "--batch", "3") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = figures(capsys, model, *own, "--seed", "3", "-n", "5", "--batch", "3")
     assert (found["method"], found["exact"], found["seed"]) == ("lantern++", False, 3)
     assert found["settings"] == {"k": 4, "tree": "chain_5"}
     assert found["tokens"] == 80 and found["tokens_per_step"] == pytest.approx(80 / found["steps"], abs=1e-3)
@@ -75,6 +74,12 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     for one in found["pictures"]:
         assert one["latency"] == pytest.approx(one["batch"] * sum(one["seconds"].values()), rel=0.05, abs=1e-3)
     assert found["latency"] == found["pictures"][0]["latency"]
+
+
+def test_total_variation_that_is_not_measured_is_null(model: str, capsys: Capture) -> None:
+    words = ["--method", "zipar", "--set", "measured=false", "--out", "x.png"]
+    assert made(model, *words) == 0 and "per step, total variation not measured, " in capsys.readouterr().err
+    assert figures(capsys, model, *words)["total_variation"] is None
 
 
 def test_a_picture_may_have_one_token(tmp_path: Path) -> None:
@@ -113,8 +118,7 @@ def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: s
     with Image.open("pair.png") as image:
         assert image.size == (8 + 8 + 8, 8)
         assert list(image.crop((0, 0, 8, 8)).tobytes()) == list(image.crop((16, 0, 24, 8)).tobytes())
-    assert made(model, "--compare", "--json", "--method", "lantern", "--k", "8", "--delta", "0.5") == 0
-    [found] = json.loads(capsys.readouterr().out)["comparisons"]
+    [found] = figures(capsys, model, "--compare", "--method", "lantern", "--k", "8", "--delta", "0.5")["comparisons"]
     assert found["plain"]["steps"] == 16 and found["method"]["total_variation"] > 0
     assert found["identical"] == (found["plain"]["tokens_sha256"] == found["method"]["tokens_sha256"])
 
@@ -151,20 +155,14 @@ def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, m
 
 def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture) -> None:
     prompts, negative = ["a red apple", "a dog"], ["blue cat", "two"]
-    words = [word for text in prompts for word in ("--prompt", text)]
-    pipe = LanternPipeline.from_pretrained(model)
-    pipe.set_progress_bar_config(disable=True)
-    for texts, more in ((["blue cat"], []), (negative, ["--compare"]), (negative, ["-n", "2"])):
-        given = [word for text in texts for word in ("--negative-prompt", text)]
-        comparing = "--compare" in more
-        where = ["--out", "pairs"] if comparing else ["--tokens", "tokens.json"]
-        call = ["--model", model, *words, *given, "--method", "eagle1", "--json", "--seed", "5", *where, *more]
-        found = answer(capsys, "generate", *call)["comparisons" if comparing else "pictures"]
-        assert list(dict.fromkeys(one["negative_prompt"] for one in found)) == texts
-        if not comparing:
-            how: dict[str, Any] = {"output_type": "latent", "num_images_per_prompt": len(found) // 2}
-            same: Any = pipe(prompts, negative_prompt=texts, generator=5, **how)
-            assert json.loads(Path("tokens.json").read_text()) == same.tokens.tolist()
+    words = [f"--prompt={prompts[1]}", *(f"--negative-prompt={text}" for text in negative), "--method", "eagle1"]
+    for extra in ([], ["--compare"]):
+        where = ["--out", "pairs"] if extra else ["--seed", "5", "-n", "2", "--tokens", "tokens.json"]
+        found = figures(capsys, model, *words, *where, *extra)["comparisons" if extra else "pictures"]
+        assert list(dict.fromkeys(one["negative_prompt"] for one in found)) == negative
+    how: dict[str, Any] = {"generator": 5, "output_type": "latent", "num_images_per_prompt": 2}
+    same: Any = LanternPipeline.from_pretrained(model)(prompts, negative_prompt=negative, **how)
+    assert json.loads(Path("tokens.json").read_text()) == same.tokens.tolist()
 
 
 def test_drafts_are_recorded_with_settings_given_by_name(model: str, capsys: Capture) -> None:
@@ -181,8 +179,7 @@ def test_engine_and_weights_are_reported(model: str, capsys: Capture) -> None:
     small = "vocab_size"  # why the toy model has no other engine
     cases = (((), "full", small), (("--weights", "int8"), "int8", small), (("--debug",), "full", "--debug"))
     for option, weights, reason in cases:
-        assert made(model, *option, "--json", "--out", "one.png") == 0
-        engine = json.loads(capsys.readouterr().out)["engine"]
+        engine = figures(capsys, model, *option, "--out", "one.png")["engine"]
         assert engine["name"] == "eager" and engine["weights"] == weights and reason in engine["reason"]
         with Image.open("one.png") as image:
             assert json.loads(image.info["engine"]) == engine
@@ -202,9 +199,8 @@ def test_words_and_names_are_listed_where_they_are_recorded(copied: Path, capsys
     for option, file in (("--list-words", "words.txt"), ("--list-names", "names.txt")):
         assert f"{file} is missing: the " in refusal(capsys, main(["--model", str(copied), option]))
     write_words(copied, ["A red apple", "a well-known cat's caf\u00e9, two"])
-    assert main(["--model", str(copied), "--list-words"]) == 0
-    assert capsys.readouterr().out.split() == ["a", "apple", "caf\u00e9", "cat's", "red", "two", "well-known"]
+    words = printed(capsys, "generate", "--model", str(copied), "--list-words").split()
+    assert words == ["a", "apple", "caf\u00e9", "cat's", "red", "two", "well-known"]
     for name, names in ((NAMES_NAME, ["dog", "red apple"]), (RECOGNISED_NAME, ["red apple"])):
         write_names(copied / name, names)
-        assert main(["--model", str(copied), "--list-names"]) == 0
-        assert capsys.readouterr().out.splitlines() == names
+        assert printed(capsys, "generate", "--model", str(copied), "--list-names").splitlines() == names

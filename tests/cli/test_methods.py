@@ -18,7 +18,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import AutoEngine, EagerEngine, Engine, WideEngine
 from lantern.methods import METHODS
 from lantern.models.folder import Model
-from tests.cli.calls import Capture, answer
+from tests.cli.calls import Capture, answer, printed
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -26,16 +26,14 @@ FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
-    assert main(["methods"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "methods").splitlines()
     for one, line in zip(METHODS.values(), lines[1:], strict=False):
         assert line.split()[:3] == [one.name, one.made.family, one.promise] and line.endswith(one.summary)
     assert [row["name"] for row in answer(capsys, "methods", "--json")] == list(METHODS)
 
 
 def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> None:
-    assert main(["methods", "lantern++"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "methods", "lantern++")
     assert "--lambda" in out and "arxiv.org/abs/2502.06352" in out and "drafter: lantern-emoji has it" in out
     found = answer(capsys, "methods", "medusa", "--json")
     assert found["add_ons"][0]["folder"] == "parts/medusa" and found["add_ons"][0]["present"]
@@ -44,8 +42,7 @@ def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> N
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not any(o.fits for o in METHODS[name].options.values())])
 def test_a_method_is_described_with_all_of_its_settings(name: str, capsys: Capture) -> None:
-    assert main(["methods", name]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split() for line in printed(capsys, "methods", name).splitlines()]
     for option in METHODS[name].options.values():
         (found,) = [line for line in lines if line[:1] == [option.flag]]
         assert found[1:3] == [type(option.default).__name__, *str(option.default).split()[:1]]
@@ -53,8 +50,8 @@ def test_a_method_is_described_with_all_of_its_settings(name: str, capsys: Captu
 
 def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lantern.generation.choice.suited", lambda _, method: method.with_options(window=3))
-    assert main(["methods", "gumbel-jacobi"]) == 0
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.split()[:1] == ["--window"]]
+    lines = printed(capsys, "methods", "gumbel-jacobi").splitlines()
+    (line,) = [one for one in lines if one.split()[:1] == ["--window"]]
     assert line.split()[2] == "3" and line.endswith("engine of this machine, elsewhere 16")
     found = answer(capsys, "methods", "gumbel-jacobi", "--json")
     assert {one["name"]: (one["default"], one["here"]) for one in found["settings"]}["window"] == (16, 3)
@@ -64,18 +61,16 @@ def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Cap
     for gone, marked in ((), set()), (("parts/medusa", "drafter"), {"*medusa", "*eagle1"}):
         for name in gone:
             shutil.rmtree(copied / name)
-        assert main(["methods", "--model", str(copied)]) == 0
-        out = capsys.readouterr().out
+        out = printed(capsys, "methods", "--model", str(copied))
         found = {line.split()[0] for line in out.splitlines() if line.startswith("*") and ":" not in line.split()[0]}
         assert found >= marked and bool(found) == bool(gone) == (f"NAME --model {copied} has the command" in out)
         assert "*plain" not in found and "*gumbel-jacobi" not in found
-        assert main(["methods", "medusa", "--model", str(copied)]) == 0
-        out = capsys.readouterr().out
+        out = printed(capsys, "methods", "medusa", "--model", str(copied))
         assert bool(gone) == ("lantern train drafter --kind medusa" in out) == (f"--target {copied}/transformer" in out)
     config = copied / "transformer" / "config.json"
     config.write_text(config.read_text().replace('"t2i"', '"c2i"'))
-    assert main(["methods", "medusa", "--model", str(copied)]) == 0
-    assert "lacks it; drafters are trained for targets that take captions" in capsys.readouterr().out
+    out = printed(capsys, "methods", "medusa", "--model", str(copied))
+    assert "lacks it; drafters are trained for targets that take captions" in out
 
 
 def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:
@@ -122,8 +117,7 @@ def test_only_a_package_without_which_nothing_runs_or_of_another_version_is_a_fa
 def test_a_missing_engine_or_compiler_is_no_fault(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
     monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: "no CUDA device")
-    assert main(["doctor"]) == 0
-    assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
+    assert "absent  engine graph: no CUDA device" in printed(capsys, "doctor").splitlines()
     assert all(doctor._requirements("lantern", extra) for extra in doctor.EXTRAS)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)

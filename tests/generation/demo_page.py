@@ -25,7 +25,7 @@ assert (np.asarray(earlier)[2:] == 128).all() and earlier.size == accepted[0].si
 assert gallery == past and past[0][1].endswith("seed 5")
 assert len(outputs) == 6  # two decodings and four rows
 assert all(one[3] is one[6] is None and not one[7].visible for one in outputs[:-1])
-assert 'download="plain-5.png"' in plain and 'download="eagle1-5.png"' in other
+assert 'download="plain-5.png" href="data:image/png' in plain and 'download="eagle1-5.png"' in other
 assert all("download" not in one[0] + one[1] for one in outputs[:-1])
 opened = functions["first"].fn()  # the picture before the first click
 assert "data:image/webp" in opened[0] and sides.examples[0] in opened[4][0][1] and opened is functions["first"].fn()

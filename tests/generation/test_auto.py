@@ -71,14 +71,10 @@ def test_longest_free_window_is_chosen(model: Model, monkeypatch: pytest.MonkeyP
     assert line.startswith(f"method auto is {spec}: ") and "`lantern tune`" in line and method.reason in line
 
 
-@pytest.mark.parametrize("acceptance", [1.0, 1.5, 2.5, 3.5])
-@pytest.mark.parametrize("slope", [0.0, 0.006, 0.01, 0.05, 0.3, 1.0])
-def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: float, acceptance: float) -> None:
+@pytest.mark.parametrize(("slope", "window"), [(0.0, 16), (0.006, 16), (0.01, 8), (0.05, 2), (0.3, 1), (1.0, 1)])
+def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: float, window: int) -> None:
     times = {n: 0.01 * (1 + slope * (n - 1)) for n in NODES}
-    method = choose(times)
-    window = method.settings.get("window", 1)
-    assert times[window] / min(acceptance, window) <= FLAT * times[1]
-    assert window == {0.0: 16, 0.006: 16, 0.01: 8, 0.05: 2, 0.3: 1, 1.0: 1}[slope]
+    assert choose(times).settings.get("window", 1) == window and times[window] <= FLAT * times[1]
 
 
 TOKENS = {2: 1.5, 4: 2.4, 8: 3.6, 16: 5.5}

@@ -164,13 +164,6 @@ def test_every_token_is_shaded_by_its_run(sides: SideBySide) -> None:
     assert acceptance_map(made, len(made.marks))[1] == []
 
 
-def test_an_image_can_be_saved(sides: SideBySide) -> None:
-    made = side(sides, "plain")
-    mark, pixels = made.at(made.times()[0])
-    assert "0.0" in (text := demo.image_html("<b>", mark, pixels)) and "<b>" not in text and "download" not in text
-    assert 'download="one.png" href="data:image/png' in demo.image_html("plain", mark, pixels, "one.png")
-
-
 def test_examples_are_recognised_names(model: Model, tmp_path: Path) -> None:
     (tmp_path / "recognised.txt").write_text("\n".join(f"thing {i}" for i in range(100)) + "\n")
     assert SideBySide(replace(model, folder=tmp_path)).examples == [f"thing {i}" for i in range(0, 100, 20)]

@@ -1,6 +1,5 @@
 """Pictures that keep rows of another, or what a mask does not cover."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.vqvae import to_pixels
-from tests.cli.calls import Capture, refusal
+from tests.cli.calls import Capture, figures, refusal
 from tests.refusals import refused
 
 
@@ -114,16 +113,10 @@ def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str
     refused(pipe, "a red apple", init_image=3, keep_rows=1, error=TypeError, match=message)
 
 
-def test_the_command_keeps_rows(
-    folder: Path, model: Model, files: dict[str, Path], tmp_path: Path, capsys: Capture
-) -> None:
-    arguments = ["--model", str(folder), "--prompt", "a red apple", "--init-image", str(files["picture"]), "--quiet"]
-    arguments += ["--keep-rows", "2", "--method", "gumbel-jacobi", "--json", "--tokens", str(tmp_path / "grid.json")]
-    assert command.main([*arguments, "--out", str(tmp_path / "made.png")]) == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert reported["forced_tokens"] == 8 and reported["pictures"][0]["forced_tokens"] == 8 == reported["tokens"]
-    grid = json.loads((tmp_path / "grid.json").read_text())
-    assert grid[0] + grid[1] == tokens_of(model, files["picture"])[:8]
+def test_the_command_keeps_rows(folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+    words = ["--init-image", str(files["picture"]), "--keep-rows", "2", "--method", "gumbel-jacobi"]
+    found = figures(capsys, str(folder), *words, "--out", str(tmp_path / "made.png"))
+    assert found["forced_tokens"] == found["pictures"][0]["forced_tokens"] == found["tokens"] == 8
     with Image.open(tmp_path / "made.png") as picture:
         assert picture.info["forced_tokens"] == "8"
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,7 +267,7 @@ def test_diffusers_loads_what_was_assembled_and_what_was_saved(
     warned = list[str]()
     for module in ("configuration_utils", "pipelines.pipeline_utils"):
         monkeypatch.setattr(f"diffusers.{module}.logger.warning", warned.append)
-    pipe.transformer.tokens_per_step = {2: 1.5}
+    pipe.transformer.loaded = replace(pipe.transformer.loaded, tokens_per_step={2: 1.5})
     pipe.save_pretrained(tmp_path / "saved")
     for place, known in ((folder, {}), (tmp_path / "saved", {2: 1.5})):
         found = DiffusionPipeline.from_pretrained(place, trust_remote_code=True)

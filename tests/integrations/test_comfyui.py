@@ -4,7 +4,6 @@ import asyncio
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,55 +20,30 @@ Nodes = dict[str, Any]  # by name
 FOLDER = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
 
 
-@dataclass
-class Input:
-    id: str
-    display_name: str | None = None
-    optional: bool = False
-    tooltip: str | None = None
-    lazy: bool | None = None
-    extra_dict: dict[str, Any] | None = None
-    default: Any = field(default=None, init=False)
+INPUT = ("id", "display_name", "optional", "tooltip", "lazy", "extra_dict")
+WIDGET = (*INPUT, "default", "socketless", "force_input")
+OUTPUT = ("id", "display_name", "tooltip", "is_output_list")
+NUMBER = ("min", "max", "step", "control_after_generate", "display_mode")
 
 
-class Widget(Input):
-    names: tuple[str, ...] = ()
+class Part:
+    """An input or output, or a schema of them; its default is within its bounds or among its options."""
 
-    def __init__(self, id: str, *, default: Any = None, **given: Any) -> None:
-        own = {name: given.pop(name) for name in list(given) if name in (*self.names, "socketless", "force_input")}
-        super().__init__(id, **given)
+    names: tuple[str, ...] = ("node_id", "display_name", "category", "inputs", "outputs", "hidden", "description")
+
+    def __init__(self, *id: str, default: Any = None, **given: Any) -> None:
+        given |= dict(zip(self.names, id, strict=False)) | ({} if default is None else {"default": default})
+        assert set(given) <= set(self.names), f"no argument {set(given) - set(self.names)}"
+        assert default is None or given.get("min", default) <= default <= given.get("max", default)
+        assert default is None or default in given.get("options", [default])
         self.default = default
-        low, high = own.get("min", default), own.get("max", default)
-        assert default is None or low is None or low <= default <= high
-        assert "options" not in own or default in own["options"]
-
-
-@dataclass
-class Output:
-    id: str | None = None
-    display_name: str | None = None
-    tooltip: str | None = None
-    is_output_list: bool = False
+        vars(self).update(given)
 
 
 def kind(io_type: str, *names: str) -> type:
     """Return a type with its Input and Output; with `names` the input is a widget."""
-    base = type("Input", (Widget,), {"names": names}) if names else Input
-    members = {name: type(name, (of,), {"io_type": io_type}) for name, of in (("Input", base), ("Output", Output))}
-    return type(io_type, (), members | {"io_type": io_type})
-
-
-@dataclass
-class Schema:
-    node_id: str
-    display_name: str | None = None
-    category: str = "sd"
-    inputs: list[Input] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
-    hidden: list[Any] = field(default_factory=list)
-    description: str = ""
-    is_input_list: bool = False
-    is_output_node: bool = False
+    parts = {"Input": (*WIDGET, *names) if names else INPUT, "Output": OUTPUT}
+    return type(io_type, (), {name: type(name, (Part,), {"names": taken}) for name, taken in parts.items()})
 
 
 class NodeOutput:
@@ -77,13 +51,6 @@ class NodeOutput:
         self.args = args
 
 
-class ComfyNode: ...
-
-
-class ComfyExtension: ...
-
-
-NUMBER = ("min", "max", "step", "control_after_generate", "display_mode")
 IO = SimpleNamespace(
     Custom=kind,
     Image=kind("IMAGE"),
@@ -91,11 +58,11 @@ IO = SimpleNamespace(
     Int=kind("INT", *NUMBER),
     Float=kind("FLOAT", *NUMBER, "round"),
     Combo=kind("COMBO", "options", "control_after_generate"),
-    Schema=Schema,
+    Schema=Part,
     NodeOutput=NodeOutput,
-    ComfyNode=ComfyNode,
+    ComfyNode=type("ComfyNode", (), {}),
 )
-LATEST = SimpleNamespace(io=IO, ComfyExtension=ComfyExtension)
+LATEST = SimpleNamespace(io=IO, ComfyExtension=type("ComfyExtension", (), {}))
 
 
 def run(node: Any, **given: Any) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
-from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, save_options, to_image
+from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, measured, save_options, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_EXACT_SEED,
@@ -47,6 +47,7 @@ from lantern.generation.requests import (
 )
 from lantern.generation.requests import Request as ModelRequest
 from lantern.generation.serving.worker import Job, RefusedError, Worker
+from lantern.methods import find
 from lantern.models.folder import Model, load_model
 
 LOG = logging.getLogger(__name__)
@@ -259,8 +260,9 @@ class Metrics:
         self.add("iteration", statistics.steps)
         self.add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
         self.add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
-        self.add("relaxed_tokens", statistics.relaxed * statistics.tokens)
-        self.add("total_variation_sum", statistics.total_variation * statistics.tokens)
+        shares = {"relaxed_tokens": statistics.relaxed, "total_variation_sum": statistics.total_variation}
+        for name, share in shares.items():  # of NaN, which stands for what was not measured, a sum would stay NaN
+            self.add(name, (measured(share) or 0.0) * statistics.tokens)
         for depth, count in enumerate(statistics.accepted):
             self.add("spec_decode_num_accepted_tokens_per_pos", count, depth)
         self.see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
@@ -302,7 +304,9 @@ class Service:
         with refused_for("prompt"):
             check_requests(self.model, requested)
         with refused_for("method"):
-            self.worker.check(body.method)
+            if ":" in (body.method or ""):  # with options a client could ask for any amount of memory
+                raise ValueError(f"method is {body.method!r:.40}, wanted the name of a method without options")
+            find(body.method or "auto")  # what "auto" stands for is for the model thread to find: it alone runs passes
         if body.negative_prompt:
             with refused_for("negative_prompt"):
                 check_prompt(body.negative_prompt)
@@ -345,10 +349,9 @@ def start(model: str, limits: Limits, **how: Any) -> Service:
     ValueError for a model without pixels, or of classes.
     """
     loaded = load_model(model, **how)
-    if loaded.vq is None:
-        raise ValueError(f"model {loaded.name} has no vqvae/ folder: it can make tokens but no images")
     if not loaded.takes_prompts:
         raise ValueError(f"model {loaded.name} takes class labels, and requests have prompts: serve another")
+    check_requests(loaded, as_requests(["a"]), with_pixels=True)
     service = Service(loaded, limits)
     service.worker.start()
     service.warm_up()

@@ -21,12 +21,11 @@ from lantern.core.types import Condition
 from lantern.core.weights import WeightCache, is_out_of_memory, on_device
 from lantern.decoding.rounds import Joint
 from lantern.decoding.statistics import now
-from lantern.generation.choice import choose_method, has_parts
+from lantern.generation.choice import choose_method
 from lantern.generation.generator import Generator, finish_batch, release_memory
 from lantern.generation.images import Picture
 from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, captions
-from lantern.methods import find
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
@@ -112,21 +111,6 @@ class Worker(threading.Thread):
     def running(self) -> int:
         """Images that are being decoded."""
         return len(self._rows)
-
-    def check(self, method: str | None) -> None:
-        """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part.
-
-        Options of a method are refused: with them a client could ask for any amount of memory.
-        """
-        if method is not None and ":" in method:
-            raise ValueError(f"method is {method[:40]!r}, wanted the name of a method without options")
-        chosen = find(method or self.model.generation.get("method", "auto"))
-        # what "auto" stands for is for the model thread to find: it alone runs passes
-        if chosen.name != "auto" and not has_parts(self.model, chosen):
-            raise ValueError(
-                f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train them'
-                f" (`lantern methods {chosen.name} --model FOLDER` has the commands)"
-            )
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the images of a request, all or none; RefusedError if there is no room or the worker stops."""
