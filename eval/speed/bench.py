@@ -164,6 +164,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
     seconds, tokens = racing.seconds_of(lines, one.name), one.parts.target.config.block_size
     # a batch takes as many steps as its images take on average
     steps = median(fmean(image["steps"] for image in line["images"]) for line in of_rounds.values())
+    moved = fmean(image["total_variation"] for image in images) / tokens
     bound = roofline(one, rows=rows, copy_gbps=copy_gbps, step_seconds=median(seconds) / max(steps, 1.0))
     return {
         **one.described,
@@ -171,7 +172,7 @@ def contender_figures(one: Contender, lines: Sequence[Line], batch: int, copy_gb
         "seconds": spread(seconds),
         "images_per_second": rounded(batch / median(seconds)),
         "tokens_per_step": rounded(tokens / fmean(image["steps"] for image in images)),
-        "total_variation": rounded(fmean(image["total_variation"] for image in images) / tokens),
+        "total_variation": None if math.isnan(moved) else rounded(moved),  # None: not measured
         "relaxed_share": rounded(fmean(image["relaxed"] for image in images) / tokens),
         **bound,
     }
@@ -271,7 +272,7 @@ def _races(figures: Mapping[str, Any]) -> Iterator[str]:
         for one in of_batch["contenders"]:
             rates = [f"{one[name]:.2f}" for name in ("images_per_second", "tokens_per_step")]
             bound = [f"{one[name]:.0%}" if name in one else "-" for name in SHARES]
-            moved = "exact" if one["exact"] else f"{one['total_variation']:.3f}"
+            moved = "exact" if one["exact"] else "-" if (cost := one["total_variation"]) is None else f"{cost:.3f}"
             rows.append((*_timed(one, "seconds", ".3f"), *rates, *bound, moved))
         yield from (*aligned(rows), *_claims(of_batch))
         for one in of_batch["identity"]:
