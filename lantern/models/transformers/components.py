@@ -159,15 +159,11 @@ class Components:
     generation: Mapping[str, Any]
 
 
-def read_by(name: str) -> Callable[[Path], Any]:
-    """Return a function that reads a folder's processor by a class of transformers."""
+def read_by(name: str, folder: Path) -> Any:
+    """Return a folder's processor, read by the class of transformers of this name."""
+    import transformers
 
-    def read(folder: Path) -> Any:
-        import transformers
-
-        return getattr(transformers, name).from_pretrained(folder, **LOCAL)
-
-    return read
+    return getattr(transformers, name).from_pretrained(folder, **LOCAL)
 
 
 @dataclass(frozen=True)
