@@ -44,7 +44,7 @@ PROMPTS = ["a red apple", "the sky"]
 
 
 # how the library decodes with a family greedily, and the guidance
-CASES: dict[str, tuple[Callable[[Any, Any, str], torch.Tensor], float]] = {
+CASES: dict[str, tuple[Callable[[Any, Any, str], list[int]], float]] = {
     "janus": (tiny.janus_tokens, 5.0),
     "emu3": (tiny.emu3_tokens, 3.0),
     "emu3.5": (tiny.emu35_tokens, 5.0),
@@ -99,7 +99,7 @@ def test_greedy_tokens_are_those_of_the_library(name: str) -> None:
     library, guidance = CASES[name]
     together = plain_tokens(name, Sampling(guidance=guidance, temperature=0))
     for prompt, found in zip(PROMPTS, together, strict=True):
-        assert found.tolist() == library(model(name), processor(name), prompt).tolist()
+        assert found.tolist() == library(model(name), processor(name), prompt)
     assert parts(name).target.config.family == name
     assert len(set(together[0].tolist())) >= 3
 
@@ -424,11 +424,11 @@ def test_tokens_of_a_model_without_pixels_are_written(
     assert command.main([*written, "--method", "sjd-pac"]) == 0
     text: Any = load_model(source, parts=("text",), size=tiny.SIZES[name]).text
     words, (library, _) = text.processor if name == "glm_image" else text.tokenizer, CASES[name]
-    expected = library(model(name), words, PROMPTS[0])
-    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(shape).tolist()
+    expected = torch.tensor(library(model(name), words, PROMPTS[0])).view(shape).tolist()
+    assert json.loads((tmp_path / "grid.json").read_text()) == expected
     pipe = LanternPipeline.from_pretrained(source, size=tiny.SIZES[name])
     found: Any = pipe(PROMPTS[0], temperature=0, output_type="latent")
-    assert pipe.vqvae is None and found.tokens[0].tolist() == expected.view(shape).tolist()
+    assert pipe.vqvae is None and found.tokens[0].tolist() == expected
     refused(pipe, PROMPTS[0], match="it can make tokens but no images")
     assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--delta", "0.2"]) == 0
     made = Model(**vars(parts(name)), name=name)
@@ -499,4 +499,4 @@ def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -
     assert made.target.config.family == "liquid" and type(made.target.body).__name__ == "Qwen2Model"
     greedy = Sampling(guidance=7.0, temperature=0)
     (found,) = generate(made, PROMPTS[:1], method="gumbel-jacobi", sampling=greedy, with_pixels=False)
-    assert found.tokens.tolist() == tiny.liquid_tokens(other, made.text.tokenizer, PROMPTS[0]).tolist()
+    assert found.tokens.tolist() == tiny.liquid_tokens(other, made.text.tokenizer, PROMPTS[0])
