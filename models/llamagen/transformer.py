@@ -93,8 +93,6 @@ class TransformerConfig:
     family: ClassVar = "llamagen"
 
     def __post_init__(self) -> None:
-        if self.model_type not in ("c2i", "t2i"):
-            raise ValueError(f'model_type is "{self.model_type}", wanted "c2i" or "t2i"')
         check_grid(self.block_size)
         check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
         if self.n_kv_head not in (None, self.n_head):

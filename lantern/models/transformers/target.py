@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt, Raster, Scores, Target
 
-ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
-
 
 @dataclass(frozen=True)
 class TargetSizes:
@@ -112,9 +110,9 @@ class TransformersTarget(nn.Module, Target):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
     `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
-    tokens to inputs, `head` features to logits over `tokens` of them. ValueError for a kind of attention that does not
-    take every mask, and for a raster longer than the positions of the model. `loaded` is for pipelines built of
-    components: what belongs to the model that it was loaded with, its defaults of a call and its folder's add-ons.
+    tokens to inputs, `head` features to logits over `tokens` of them; attention is of a kind that takes every mask.
+    ValueError for a raster longer than the positions of the model. `loaded` is for pipelines built of components: what
+    belongs to the model that it was loaded with, its defaults of a call and its folder's add-ons.
     """
 
     loaded: Any = None
@@ -134,8 +132,6 @@ class TransformersTarget(nn.Module, Target):
                 f"{raster.rows} rows of {raster.columns} tokens are a sequence of {length}, the model has"
                 f" {sizes.max_position_embeddings} positions: choose a smaller size"
             )
-        if sizes._attn_implementation not in ATTENTIONS:
-            raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
         self.config = TargetSizes(
             family=family,
             dim=sizes.hidden_size,
