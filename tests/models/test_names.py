@@ -13,7 +13,7 @@ from lantern.cli.command import run_command
 from lantern.cli.folders import assemble
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
-from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
+from lantern.generation.requests import UnknownPromptWarning, as_requests, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import NAMES_NAME, WORDS_NAME, named_emoji
 from recipes.emoji.captions import count_captions, pair_captions, plain_captions
@@ -76,12 +76,6 @@ def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
     assert "has 'pomegranate' of the negative prompt" in lines[2] and "tokens of a negative prompt: 5" in lines[3]
 
 
-def test_a_negative_prompt_does_not_undo_it(embedded: Model) -> None:
-    call = requests_of_call(embedded, embedded.sampling(), prompt="hound", negative_prompt="a cat")
-    (request,) = with_warnings(embedded, call, warn=lambda _: None)
-    assert (request.text, request.negative_prompt) == ("dog", "a cat")
-
-
 def test_images_are_those_of_the_reading(embedded: Model) -> None:
     wanted = "not trained on the words of the prompt 'hound': 'dog' is used"
     with pytest.warns(UnknownPromptWarning, match=wanted) as caught:
@@ -90,12 +84,6 @@ def test_images_are_those_of_the_reading(embedded: Model) -> None:
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
-
-
-def test_a_reading_is_found_once(embedded: Model) -> None:
-    found = with_warnings(embedded, as_requests(["hound", "dog"]), warn=lambda line: None)
-    assert [one.text for one in found] == ["dog", "dog"] and found[0].prompt == "hound"
-    assert with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again")) == found
 
 
 def test_names_need_their_list_and_that_of_words(copied: Path) -> None:

@@ -25,7 +25,6 @@ from lantern.decoding.cache import PromptCache
 from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import named
-from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
@@ -259,21 +258,6 @@ def test_a_pipeline_moves_with_its_parts_which_make_another(root: Path, tmp_path
     assert all(x.is_meta for part in pipe.to("meta") and everything for x in (*part.parameters(), *part.buffers()))
 
 
-def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert "model_type is 'bert', wanted one of janus" in refused(load_model, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "Emu3"}')  # of Emu3's own release, not Emu3.5's
-    assert "model_type is 'Emu3', wanted one of" in refused(load_model, tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
-    assert "has the released layout 'multi_modality': convert it first" in refused(load_model, tmp_path)
-    (tmp_path / "config.json").write_text((folder("janus", root) / "config.json").read_text())
-    assert "no JanusForConditionalGeneration that loads" in refused(load_model, tmp_path)
-    state = load_file(folder("janus", root) / "model.safetensors")
-    del state["model.generation_head.vision_head.weight"]
-    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert "tensor 'model.generation_head.vision_head.weight' is missing" in refused(load_model, tmp_path, parts=())
-
-
 def assembled(name: str, *size: int) -> Components:
     return tiny.assemble(name, model(name), processor(name), size)  # type: ignore[arg-type]
 
@@ -308,11 +292,59 @@ def test_what_a_target_cannot_do_is_refused(call: Callable[[], Any], message: st
     refused(call, match=message)
 
 
-def test_engines_for_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.engines.cuda.engine.find_spec", lambda name: None)  # no kernels in the interpreter
-    refusal = "runs LlamaGen's layers, not this model's|need a CUDA device|quantized weights"
-    for engine in (make_engine("cpu"), make_engine("graph"), make_engine("eager", weights="int8")):
-        refused(build_decoder, "plain", parts("janus").target, sampling=Sampling(), engine=engine, match=refusal)
+def without(*names: str) -> Callable[[Path], object]:
+    return lambda made: [(made / name).unlink() for name in names]
+
+
+def holding(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda made: (made / name).write_bytes(content)
+
+
+def without_newline(made: Path) -> None:
+    config = json.loads((made / "config.json").read_text())
+    del config["vocabulary_map"]["<|extra_200|>"]
+    (made / "config.json").write_text(json.dumps(config))
+
+
+def without_head(made: Path) -> None:
+    state = load_file(made / "model.safetensors")
+    del state["model.generation_head.vision_head.weight"]
+    save_file(state, made / "model.safetensors", metadata={"format": "pt"})
+
+
+def of_type(kind: str) -> Callable[[Path], object]:
+    def damage(made: Path) -> None:
+        shutil.rmtree(made)
+        made.mkdir()
+        (made / "config.json").write_text(json.dumps({"model_type": kind}))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("janus", of_type("bert"), "model_type is 'bert', wanted one of janus"),
+        ("janus", of_type("Emu3"), "model_type is 'Emu3', wanted one of"),  # of Emu3's own release, not Emu3.5's
+        ("janus", of_type("multi_modality"), "has the released layout 'multi_modality': convert it first"),
+        ("janus", without("model.safetensors"), "no JanusForConditionalGeneration that loads"),
+        ("janus", without_head, "tensor 'model.generation_head.vision_head.weight' is missing"),
+        ("janus", without("chat_template.jinja"), "the processor has no chat template"),
+        ("emu3", without_newline, r"emu3 lacks a part of Emu3ForConditionalGeneration .*extra_200"),
+        ("emu3.5", without("model.ckpt"), "holds no VQ tokenizer: put model.ckpt of Emu3.5-VisionTokenizer"),
+        ("emu3.5", without("emu3.tiktoken"), "holds no emu3.tiktoken: copy it from src/tokenizer_emu3_ibq of Emu3.5's"),
+        ("emu3.5", holding("emu3.tiktoken", b"no words"), "emu3.tiktoken is no file of words and ranks"),
+        ("emu3.5", holding("emu3.tiktoken", b"IQ== 0\nIg== 1\n"), "has 213 words .*, the model 473 before images"),
+        ("liquid", without("vqgan.ckpt"), "holds no VQ tokenizer: put vqgan.ckpt of Chameleon's release into it"),
+        ("liquid", without("tokenizer.json", "tokenizer_config.json"), "model_type is 'gemma', wanted one of janus"),
+    ],
+)
+def test_damaged_folders_are_refused(
+    name: str, damage: Callable[[Path], object], message: str, root: Path, tmp_path: Path
+) -> None:
+    made = shutil.copytree(folder(name, root), tmp_path / name)
+    damage(made)
+    refused(load_model, made, size=tiny.SIZES.get(name), match=message)
 
 
 @torch.no_grad()
@@ -348,18 +380,6 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
     assert "'decoder.conv_in.bias' has shape [3], wanted [64]" in refused(read_decoder, tmp_path, config)
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
     assert "vqgan.ckpt is no whole checkpoint of plain tensors" in refused(read_decoder, tmp_path, config)
-
-
-def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder("janus", root), tmp_path / "janus")
-    (tmp_path / "janus" / "chat_template.jinja").unlink()
-    assert "the processor has no chat template" in refused(load_model, tmp_path / "janus")
-    config = json.loads((folder("emu3", root) / "config.json").read_text())
-    del config["vocabulary_map"]["<|extra_200|>"]
-    shutil.copytree(folder("emu3", root), tmp_path / "emu3")
-    (tmp_path / "emu3" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"emu3 lacks a part of Emu3ForConditionalGeneration .*extra_200"):
-        load_model(tmp_path / "emu3", size=tiny.SIZES["emu3"])
 
 
 @torch.no_grad()
@@ -444,19 +464,13 @@ def test_vectors_of_finite_scalar_quantisation_are_the_digits() -> None:
     assert found[1 + 8 * 2 + 64 * 3 + 512 * 4].tolist() == [-0.75, -0.5, -0.25, 1, -1, -1]
 
 
-def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_path: Path) -> None:
-    made = shutil.copytree(folder("liquid", root), tmp_path / "liquid")
-    target: Any = load_model(made, parts=()).target
-    assert target.config.family == "liquid"
-    (made / "vqgan.ckpt").unlink()
-    assert "holds no VQ tokenizer: put vqgan.ckpt of Chameleon's release into it" in refused(load_model, made)
-    without = load_model(made, parts=("text",))
-    assert "loaded without its VQ" in refused(next, generate(without, PROMPTS[:1], method="plain"))
-    with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"):
-        causal_target(model("liquid"), range(40), 24, family="liquid", raster=target.config.raster)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (made / name).unlink()
-    assert "model_type is 'gemma', wanted one of janus" in refused(load_model, made)
+def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path) -> None:
+    made = load_model(folder("liquid", root), parts=("text",))
+    raster = made.target.config.raster
+    assert made.target.config.family == "liquid"
+    assert "loaded without its VQ" in refused(next, generate(made, PROMPTS[:1], method="plain"))
+    message = "the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"
+    refused(causal_target, model("liquid"), range(40), 24, family="liquid", raster=raster, match=message)
 
 
 @pytest.mark.parametrize("text", ["a red  apple", "redapple apples", "été\u0301 42!", "<|image start|>a"])
@@ -472,21 +486,6 @@ def test_words_of_emu35_are_joined_in_the_order_of_their_ranks(text: str) -> Non
         ids += [256 + words.index(word) if word in words else word[0] for word in found]
         ids += [262 + emu35.SPECIAL.index(part)] if part.startswith("<|") else []
     assert processor("emu3.5")(text)["input_ids"] == ids
-
-
-def test_files_that_emu35_lacks_are_named(root: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"size": tiny.SIZES["emu3.5"]}
-    made = shutil.copytree(folder("emu3.5", root), tmp_path / "emu35")
-    (made / "model.ckpt").unlink()
-    assert "holds no VQ tokenizer: put model.ckpt of Emu3.5-VisionTokenizer" in refused(load_model, made, **how)
-    assert load_model(made, parts=("text",), **how).target.config.raster.newline == 473 - 8
-    for content, message in (
-        (b"IQ== 0\nIg== 1\n", "emu3.tiktoken has 213 words with the special ones, the model 473 before images"),
-        (b"no words", "emu3.tiktoken is no file of words and ranks"),
-        (None, "holds no emu3.tiktoken: copy it from src/tokenizer_emu3_ibq of Emu3.5's repository"),
-    ):
-        (made / "emu3.tiktoken").unlink() if content is None else (made / "emu3.tiktoken").write_bytes(content)
-        assert message in refused(load_model, made, parts=("text",), **how)
 
 
 def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:
