@@ -203,6 +203,17 @@ def greedy(
     return [token for token in found[0, len(ids) :].tolist() if token != newline]
 
 
+def sequential(target: Any, prompt: torch.Tensor, tokens: list[int], **how: Any) -> tuple[Any, list[int]]:
+    """What a target's decoder gives for a prompt and tokens without a cache, and where: behind each token's newline."""
+    raster, inputs, ends = target.config.raster, [*target.words(prompt)], []
+    for place, token in enumerate(tokens):
+        inputs.append(target.tok_embeddings(torch.tensor(token)))
+        if raster.newlines and (place + 1) % raster.columns == 0:
+            inputs.append(target.words(torch.tensor(raster.newline)))
+        ends.append(len(inputs) - 1)
+    return target.body(inputs_embeds=torch.stack(inputs)[None], **how), ends
+
+
 def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory, by default of a new one, with a processor if one is given."""
     model = model or make(family)

@@ -135,22 +135,14 @@ def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
 
 def sequential(name: str, condition: Condition, image: int, row: int, tokens: list[int]) -> torch.Tensor:
     """Logits of what follows each of these tokens, by the decoder without a cache, mask or tree."""
-    target, raster = parts(name).target, parts(name).target.config.raster
-    inputs = [*target.words(condition.tokens[image, row][condition.mask[image, row]])]
-    ends = []  # the input before what follows a token: the token itself or the newline after it
-    for place, token in enumerate(tokens):
-        inputs.append(target.tok_embeddings(torch.tensor(token)))
-        if raster.newlines and (place + 1) % raster.columns == 0:
-            inputs.append(target.words(torch.tensor(raster.newline)))
-        ends.append(len(inputs) - 1)
-    positions = {}
+    target, positions = parts(name).target, {}
+    prompt = condition.tokens[image, row][condition.mask[image, row]]
     if name == "glm_image":  # by the library's own table
-        prompt = condition.tokens[image, row][condition.mask[image, row]][None]
-        own, _ = model(name).model.get_rope_index(prompt, torch.tensor([[1, 2, 3], [1, 13, 19]]))
+        own, _ = model(name).model.get_rope_index(prompt[None], torch.tensor([[1, 2, 3], [1, 13, 19]]))
         ahead = model(name).model._cached_decode_position_ids[0, :, None, : len(tokens)]
         positions["position_ids"] = torch.cat([own, ahead], 2)
-    embedded = torch.stack(inputs)[None]
-    return target.head(target.body(inputs_embeds=embedded, **positions).last_hidden_state[0, ends])
+    found, ends = tiny.sequential(target, prompt, tokens, **positions)
+    return target.head(found.last_hidden_state[0, ends])
 
 
 @torch.no_grad()

@@ -123,16 +123,11 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
     read, _ = read_tokens(target, cache, tokens, taps=taps)
     for image in range(2):
         for row in range(2):
-            inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
-            for place, token in enumerate(tokens[image]):
-                inputs.append(target.tok_embeddings(token[None]))
-                if (place + 1) % 3 == 0:
-                    inputs.append(target.words(torch.tensor([target.config.raster.newline])))
-                ends.append(sum(map(len, inputs)) - 1)
+            words = condition.tokens[image, row][condition.mask[image, row]]
             with torch.no_grad():
-                whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
+                whole, ends = tiny.sequential(target, words, tokens[image].tolist(), output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            assert_close(prompt.tapped[image, row, -1], layers[len(inputs[0]) - 1])
+            assert_close(prompt.tapped[image, row, -1], layers[len(words) - 1])
             assert_close(read.tapped[image, row], layers[ends])
             assert_close(read.features[image, row], whole.last_hidden_state[0, ends])
 
