@@ -523,6 +523,14 @@ class Transformer(nn.Module, Target):
         return Scores(self.head(features), features, tapped)
 
 
+def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
+    """Return the causal mask over t conditioning slots and `tokens` tokens; padding is visible to itself alone."""
+    count = valid.shape[1] + tokens
+    seen = F.pad(valid, (0, tokens), value=True)
+    mask = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
+    return mask | torch.eye(count, dtype=torch.bool, device=valid.device)
+
+
 def word_scores(counts: Int[Tensor, " b"], dtype: torch.dtype) -> Float[Tensor, "b p"]:
     """Return what is added to the attention scores of a prompt's slots: log n for n words, in one slot or in two.
 

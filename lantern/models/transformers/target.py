@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt, Raster, Scores, Target
+from lantern.models.llamagen.transformer import prefix_mask
 
 
 @dataclass(frozen=True)
@@ -201,9 +202,8 @@ class TransformersTarget(nn.Module, Target):
         from transformers import DynamicCache
 
         tokens, shown = condition.tokens[:, :rows].flatten(0, 1), condition.mask[:, :rows]
-        mask, count = shown.flatten(0, 1), tokens.shape[1]
-        seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
-        seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
+        mask = shown.flatten(0, 1)
+        seen = prefix_mask(mask, 0)
         scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
         kept: Any = DynamicCache()
         features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, taps)
