@@ -125,7 +125,6 @@ class TransformersTarget(nn.Module, Target):
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
         arguments = inspect.signature(body.forward).parameters
         self.cache_name = "cache" if "cache" in arguments else "past_key_values"  # `cache` since transformers 5.24
-        self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
         if (length := raster.tokens + raster.newlines) > sizes.max_position_embeddings:
