@@ -23,8 +23,8 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "site", "shared", ".*_cache",
 # then a text and what replaces it.
 TABLE = r"""
 core/sampling.py: core/test_sampling.py
-- return unconditional + (conditional - unconditional) * self.guidance
-+ return conditional + (unconditional - conditional) * self.guidance
+- guided = unconditional + (conditional - unconditional) * self.guidance
++ guided = conditional + (unconditional - conditional) * self.guidance
 - return torch.where((positions <= self.guidance_interval + 1)[..., None]
 + return torch.where((positions <= self.guidance_interval)[..., None]
 - logits.topk(k, sorted=False)
@@ -43,10 +43,10 @@ core/sampling.py: core/test_noise.py
 + key = purpose_key(seeds[part], Purpose(purpose))
 - missing.difference_update(rows)
 + pass
-- table[first : first + pictures, where] = part
-+ table[first : first + pictures, : len(where)] = part
-- seeds, images = self._keys[first : first + pictures].unbind(1)
-+ images, seeds = self._keys[first : first + pictures].unbind(1)
+- table[:, where] = to_gumbel(uniforms)
++ table[:, : len(where)] = to_gumbel(uniforms)
+- table, (seeds, images) = self._gumbel[purpose], self._keys.unbind(1)
++ table, (images, seeds) = self._gumbel[purpose], self._keys.unbind(1)
 
 core/types.py: core/test_buffers.py
 - key = (name, value.shape

@@ -92,94 +92,15 @@ def processor(family: str) -> Any:
     return getattr(transformers, f"{kind}Processor")(images, words, **made["processor"])
 
 
-def janus_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+def janus_tokens(model: Any, processor: Any, prompt: str) -> list[int]:
     """Greedy tokens of the library, as its documentation makes images."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     text = processor.apply_chat_template(message, add_generation_prompt=True)
     inputs = processor(text=[text], generation_mode="image", return_tensors="pt")
-    return model.generate(**inputs, generation_mode="image", do_sample=False)[0]
+    return model.generate(**inputs, generation_mode="image", do_sample=False)[0].tolist()
 
 
-def emu3_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library, as its documentation makes images, of 3 rows of 4 tokens."""
-    rows, columns, size = 3, 4, {"ratio": "4:3", "image_area": 12 * 64}
-    inputs, negative = (
-        processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
-        for text in (prompt, NEGATIVE)
-    )
-    visual, newline = model.model.vocabulary_mapping.image_tokens, word_ids("emu3")["<|extra_200|>"]
-    start = inputs["input_ids"].shape[1]
-
-    def allowed(_: int, seen: torch.Tensor) -> list[int]:
-        return [newline] if (len(seen) - start + 1) % (columns + 1) == 0 else visual
-
-    found = greedy(model, inputs["input_ids"], negative["input_ids"], allowed, count=rows * (columns + 1), guidance=3.0)
-    return model.vocabulary_mapping.convert_bpe2img(found.view(-1, rows, columns + 1)).flatten()
-
-
-def chameleon_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library with the logits of tokens left in, with guidance 3."""
-    ids = [1, *processor(text=prompt)["input_ids"][0].tolist(), processor.image_start_token_id]
-    return _chameleon_grid(model, ids, [1, processor.image_start_token_id], guidance=3.0)
-
-
-def lumina_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library for an image of 2 x 4 tokens, with newlines and guidance 4."""
-    text = f"Generate an image of 8x4 according to the following prompt:\n{prompt}<reserved08706>"
-    begin = words.convert_tokens_to_ids(["<racm3:break>", "<reserved08801>", "<reserved08802>"])
-    ids = [1, *words.encode(text, add_special_tokens=False), *begin]
-    return _chameleon_grid(model, ids, begin, guidance=4.0, columns=4, rows=2)
-
-
-def _chameleon_grid(
-    model: Any, ids: list[int], negative: list[int], *, guidance: float, columns: int = 0, rows: int = 0
-) -> torch.Tensor:
-    """Greedy tokens; with `columns` a newline follows each row."""
-    mapping = model.model.vocabulary_mapping
-    visual, newline = list(mapping.image_tokens), word_ids("chameleon")["<reserved08799>"]
-
-    def allowed(_: int, seen: torch.Tensor) -> list[int]:
-        is_end = columns and (len(seen) - len(ids) + 1) % (columns + 1) == 0
-        return [newline] if is_end else visual
-
-    mapping.__dict__["image_tokens"] = []  # else the class masks the logits of tokens
-    try:
-        count = rows * (columns + 1) or 16
-        found = greedy(model, torch.tensor([ids]), torch.tensor([negative]), allowed, count=count, guidance=guidance)
-    finally:
-        mapping.__dict__["image_tokens"] = visual
-    return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
-
-
-def liquid_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library, with guidance 7."""
-    texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
-    return _causal_grid(model, words, texts, tokens=24, count=16, guidance=7.0)
-
-
-def simplear_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library for an image of 3 rows of 4 tokens, with guidance 6."""
-    texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", SIMPLEAR_UNCONDITIONAL
-    return _causal_grid(model, words, texts, tokens=24, count=12, guidance=6.0)
-
-
-def emu35_tokens(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy tokens of the library for an image of 3 rows of 4 tokens with newlines between them, with guidance 5."""
-    ends = f"USER: {prompt} ASSISTANT:", "USER:  ASSISTANT:"
-    begins = "<|extra_203|>You are a helpful assistant for t2i task. ", "<|extra_203|>You are a helpful assistant. "
-    image = " <|extra_100|><|image start|>3*4<|image token|>"
-    texts = [begin + end + image for begin, end in zip(begins, ends, strict=True)]
-    ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
-    newline, visual = words.convert_tokens_to_ids("<|extra_200|>"), list(range(len(words), len(words) + 24))
-
-    def allowed(_: int, seen: torch.Tensor) -> list[int]:
-        return [newline] if (len(seen) - ids.shape[1] + 1) % 5 == 0 else visual
-
-    found = greedy(model, ids, negative, allowed, count=14, guidance=5.0)
-    return found[found != newline] - len(words)
-
-
-def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+def glm_image_tokens(model: Any, processor: Any, prompt: str) -> list[int]:
     """Greedy tokens of the library for an image of 2 x 3 tokens, behind those of the small grid of 13 x 19."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     how: dict[str, Any] = {"target_h": 64, "target_w": 96, "return_dict": True, "return_tensors": "pt"}
@@ -188,33 +109,109 @@ def glm_image_tokens(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     found = model.generate(
         **inputs, max_new_tokens=13 * 19 + 2 * 3, do_sample=False, prefix_allowed_tokens_fn=lambda *_: list(range(24))
     )
-    return found[0, inputs["input_ids"].shape[1] :]
+    return found[0, inputs["input_ids"].shape[1] :].tolist()
 
 
-def _causal_grid(
-    model: Any, words: Any, texts: tuple[str, str], *, tokens: int, count: int, guidance: float
-) -> torch.Tensor:
-    """Greedy tokens of the library, which may take no other tokens."""
-    ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
-    visual = list(range(len(words), len(words) + tokens))
-    return greedy(model, ids, negative, lambda *_: visual, count=count, guidance=guidance) - len(words)
+def emu3_tokens(model: Any, processor: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library, as its documentation makes images, of 3 rows of 4 tokens."""
+    how = {"return_for_image_generation": True, "ratio": "4:3", "image_area": 12 * 64}
+    ids, negative = (processor(text=[text], **how)["input_ids"][0] for text in (prompt, NEGATIVE))
+    return _mapped(model, list(ids), list(negative), rows=3, guidance=3.0, newline=word_ids("emu3")["<|extra_200|>"])
+
+
+def chameleon_tokens(model: Any, processor: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library with the logits of tokens left in, with guidance 3."""
+    ids = [1, *processor(text=prompt)["input_ids"][0].tolist(), processor.image_start_token_id]
+    return _mapped(model, ids, [1, processor.image_start_token_id], rows=4, guidance=3.0)
+
+
+def lumina_tokens(model: Any, words: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library for an image of 2 x 4 tokens, with newlines and guidance 4."""
+    text = f"Generate an image of 8x4 according to the following prompt:\n{prompt}<reserved08706>"
+    begin = words.convert_tokens_to_ids(["<racm3:break>", "<reserved08801>", "<reserved08802>"])
+    ids = [1, *words.encode(text, add_special_tokens=False), *begin]
+    return _mapped(model, ids, begin, rows=2, guidance=4.0, newline=word_ids("chameleon")["<reserved08799>"])
+
+
+def _mapped(model: Any, ids: list[int], negative: list[int], **how: Any) -> list[int]:
+    """Greedy tokens of a model whose vocabulary has those of images among its words."""
+    mapping = model.model.vocabulary_mapping
+    visual = list(mapping.image_tokens)
+    mapping.__dict__["image_tokens"] = []  # else Chameleon's class masks the logits of tokens
+    try:
+        found = greedy(model, ids, negative, visual, **how)
+    finally:
+        mapping.__dict__["image_tokens"] = visual
+    return [mapping.bpe2img[token] for token in found]
+
+
+def liquid_tokens(model: Any, words: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library, with guidance 7."""
+    texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
+    return _behind(model, words, texts, rows=4, guidance=7.0)
+
+
+def simplear_tokens(model: Any, words: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library for an image of 3 rows of 4 tokens, with guidance 6."""
+    texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", SIMPLEAR_UNCONDITIONAL
+    return _behind(model, words, texts, rows=3, guidance=6.0)
+
+
+def emu35_tokens(model: Any, words: Any, prompt: str) -> list[int]:
+    """Greedy tokens of the library for an image of 3 rows of 4 tokens with newlines between them, with guidance 5."""
+    image = " <|extra_100|><|image start|>3*4<|image token|>"
+    texts = (
+        f"<|extra_203|>You are a helpful assistant for t2i task. USER: {prompt} ASSISTANT:{image}",
+        f"<|extra_203|>You are a helpful assistant. USER:  ASSISTANT:{image}",
+    )
+    return _behind(model, words, texts, rows=3, guidance=5.0, newline=words.convert_tokens_to_ids("<|extra_200|>"))
+
+
+def _behind(model: Any, words: Any, texts: tuple[str, str], **how: Any) -> list[int]:
+    """Greedy tokens of a model whose 24 tokens of images are behind its words."""
+    ids, negative = (words(text)["input_ids"] for text in texts)
+    found = greedy(model, ids, negative, list(range(len(words), len(words) + 24)), **how)
+    return [token - len(words) for token in found]
 
 
 def greedy(
-    model: Any, ids: torch.Tensor, negative: torch.Tensor, allowed: Any, *, count: int, guidance: float
-) -> torch.Tensor:
-    """Greedy tokens of the library behind `ids` (1 n), of those that `allowed` names."""
+    model: Any,
+    ids: list[int],
+    negative: list[int],
+    visual: list[int],
+    *,
+    rows: int,
+    guidance: float,
+    newline: int | None = None,
+) -> list[int]:
+    """Greedy tokens of the library behind `ids`, of those in `visual`, in rows of four with newlines between them."""
+    width, prompt, unconditional = 4 if newline is None else 5, torch.tensor([ids]), torch.tensor([negative])
+
+    def allowed(_: int, seen: torch.Tensor) -> list[int]:
+        return visual if newline is None or (len(seen) - len(ids) + 1) % width else [newline]
+
     found = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=rows * width,
         do_sample=False,
         guidance_scale=guidance,
         prefix_allowed_tokens_fn=allowed,
-        negative_prompt_ids=negative,
-        negative_prompt_attention_mask=torch.ones_like(negative),
+        negative_prompt_ids=unconditional,
+        negative_prompt_attention_mask=torch.ones_like(unconditional),
     )
-    return found[0, ids.shape[1] :]
+    return [token for token in found[0, len(ids) :].tolist() if token != newline]
+
+
+def sequential(target: Any, prompt: torch.Tensor, tokens: list[int], **how: Any) -> tuple[Any, list[int]]:
+    """What a target's decoder gives for a prompt and tokens without a cache, and where: behind each token's newline."""
+    raster, inputs, ends = target.config.raster, [*target.words(prompt)], []
+    for place, token in enumerate(tokens):
+        inputs.append(target.tok_embeddings(torch.tensor(token)))
+        if raster.newlines and (place + 1) % raster.columns == 0:
+            inputs.append(target.words(torch.tensor(raster.newline)))
+        ends.append(len(inputs) - 1)
+    return target.body(inputs_embeds=torch.stack(inputs)[None], **how), ends
 
 
 def assemble(family: str, model: Any = None, words: Any = None, size: tuple[int, int] | None = None) -> Components:

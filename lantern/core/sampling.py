@@ -93,9 +93,9 @@ class Sampling:
         if self.rows == 1:
             return conditional
         unconditional = rows[:, 1].float()
-        if self.guidance_interval < 0:
-            return unconditional + (conditional - unconditional) * self.guidance
         guided = unconditional + (conditional - unconditional) * self.guidance
+        if self.guidance_interval < 0:
+            return guided
         return torch.where((positions <= self.guidance_interval + 1)[..., None], guided, conditional)
 
     def log_probs(
@@ -265,10 +265,9 @@ def to_uniform(words: Int[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
     return (words.double() + 0.5) * 2.0**-32
 
 
-def to_gumbel(uniforms: Float64[Tensor, "*n"], out: Float[Tensor, "*n"] | None = None) -> Float[Tensor, "*n"]:
-    """Return -log(-log u), computed in fp64 and rounded to fp32, in `out` if it is given; overwrites `uniforms`."""
-    noise = uniforms.log_().neg_().log_().neg_()
-    return noise.float() if out is None else out.copy_(noise)
+def to_gumbel(uniforms: Float64[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return -log(-log u), computed in fp64 and rounded to fp32; overwrites `uniforms`."""
+    return uniforms.log_().neg_().log_().neg_().float()
 
 
 def random_uniforms(
@@ -422,23 +421,13 @@ class Noise:
 
     def _make_rows(self, purpose: Purpose, places: Sequence[int]) -> None:
         """Write the rows of these token numbers to the table of a purpose."""
-        table, is_whole = self._gumbel[purpose], len(places) == self.positions
-        # Blocks of positions for large codebooks, of pictures for small ones.
+        table, (seeds, images) = self._gumbel[purpose], self._keys.unbind(1)
+        key, each = purpose_key(seeds, purpose), len(seeds) * self.vocab_size
         block = BLOCK if self.make_uniforms is random_uniforms else min(BLOCK, CACHED)
-        size = len(places) * self.vocab_size
-        pictures, rows = max(block // size, 1), min(max(block // self.vocab_size, 1), len(places))
-        memory = table.new_empty(pictures * rows * self.vocab_size, dtype=torch.float64)
-        for first in range(0, len(self._keys), pictures):
-            seeds, images = self._keys[first : first + pictures].unbind(1)
-            key = purpose_key(seeds, purpose)
-            for start in range(0, len(places), rows):
-                where = torch.tensor(places[start : start + rows], device=self.device)
-                if is_whole:
-                    part = table[first : first + pictures, start : start + rows]
-                else:
-                    part = table.new_empty(len(seeds), len(where), self.vocab_size)
-                uniforms = memory[: part.numel()].view(part.shape)
-                self.make_uniforms(key, images, where, uniforms)
-                to_gumbel(uniforms, out=part)
-                if not is_whole:
-                    table[first : first + pictures, where] = part
+        rows = min(max(block // each, 1), len(places))
+        memory = table.new_empty(rows * each, dtype=torch.float64)
+        for start in range(0, len(places), rows):
+            where = torch.tensor(places[start : start + rows], device=self.device)
+            uniforms = memory[: len(where) * each].view(len(seeds), -1, self.vocab_size)
+            self.make_uniforms(key, images, where, uniforms)
+            table[:, where] = to_gumbel(uniforms)

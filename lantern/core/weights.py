@@ -31,7 +31,6 @@ PARTS: dict[Weights, tuple[str, ...]] = {"full": (), "int8": ("layers", "output"
 GROUP = 32
 ROWS = 1024  # outputs that are quantized to 8 bits at once, since what is computed meanwhile is in fp32
 BY_ROW = (Tensor.__getitem__, Tensor.clone, Tensor.contiguous, Tensor.data.__get__, Tensor.detach)  # type: ignore[attr-defined]
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class Int8Weight(Tensor):
@@ -108,14 +107,9 @@ def check_kind(weights: str) -> None:
 
 
 def weights_kind(module: nn.Module) -> Weights:
-    """Return the kind of a module's weights."""
-    return vars(module).get("_weights", "full")
-
-
-def marked(module: Module, weights: Weights) -> Module:
-    """Return a module, of whose weights `weights_kind` then knows the kind."""
-    vars(module)["_weights"] = weights
-    return module
+    """Return the kind of a module's weights, that of the first quantized one."""
+    found = next(filter(is_quantized, module.parameters()), None)
+    return "full" if found is None else "int8" if isinstance(found, Int8Weight) else "int4"
 
 
 def quantize(name: str, part: nn.Module, weights: Weights) -> None:
@@ -362,7 +356,7 @@ def _copies(weights: Weights, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
         for name, part in made.named_children():
             if name in parts:
                 quantize(name, part, weights)
-        return marked(made, weights)
+        return made
 
     return WeightCache(quantized_copy)
 

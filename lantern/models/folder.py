@@ -47,7 +47,7 @@ from lantern.core.io import (
     write_text,
 )
 from lantern.core.sampling import Sampling
-from lantern.core.weights import PARTS, WeightCache, Weights, check_kind, marked, outside_modes, quantize
+from lantern.core.weights import PARTS, WeightCache, Weights, check_kind, outside_modes, quantize
 from lantern.decoding.cache import PromptCache
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
@@ -250,7 +250,15 @@ class Model:
         """SHA-256 over the names and bytes of all component files. ValueError for a model without a folder."""
         if self.folder is None:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
-        return fingerprint_of(self.folder)
+        digest, others = hashlib.sha256(), (SUMS_NAME, PROFILE_NAME)
+        is_whole = is_transformers_folder(self.folder)
+        folders = [self.folder] if is_whole else [self.folder / name for name in COMPONENTS]
+        for path in sorted(path for one in folders for path in one.glob("*") if path.is_file()):
+            if path.name not in others:
+                digest.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
+                with path.open("rb") as file:
+                    hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
 
     @property
     def weights_digest(self) -> str:
@@ -272,18 +280,6 @@ def may_have_profile(folder: Path) -> bool:
     """Return whether `lantern tune` has written a profile into a model's folder, or any one into the user's cache."""
     cached = (path for path in (user_cache() / "profiles").glob("*.json") if not path.name.startswith("passes-"))
     return (folder / PROFILE_NAME).is_file() or any(cached)
-
-
-def fingerprint_of(folder: Path) -> str:
-    """Return the SHA-256 over the names and bytes of all component files of a model folder."""
-    digest = hashlib.sha256()
-    folders = [folder] if is_transformers_folder(folder) else [folder / name for name in COMPONENTS]
-    others = (SUMS_NAME, PROFILE_NAME)
-    for path in sorted(path for one in folders for path in one.glob("*") if path.is_file() and path.name not in others):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
 
 
 @outside_modes
@@ -374,7 +370,7 @@ def load_target(folder: Path, weights: Weights, **how: Any) -> Transformer:
         if name.split(".")[0] in PARTS[weights]:
             quantize(name, part, weights)
 
-    return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
+    return load_component(Transformer, TransformerConfig, folder, change=change, **how)
 
 
 def load_text_encoder(

@@ -40,7 +40,6 @@ from lantern.training.losses import Draft, Objective, acceptance, maps, measure
 
 MOST = 1 << 31  # different pictures of an online run
 TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
-LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 SPARE = 1 << 26  # bytes of the disk that stay free
 BATCH = 64  # images generated together for the cache
 
@@ -416,7 +415,7 @@ def train(
     """
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     records, seed, sampling = prepared.records, config.loop.seed, config.sampling
-    if (kind := read_config(target).get("model_type")) in LLAMAGEN:
+    if (kind := read_config(target).get("model_type")) in ("t2i", "c2i"):
         if kind == "c2i":
             raise ValueError(f"{target} takes classes, wanted a target that takes captions: drafters learn with these")
         if text_encoder is None:

@@ -17,7 +17,7 @@ from lantern.core.io import WEIGHTS_NAME, check_state, load_component, load_stat
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME, TextEncoder
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, prefix_mask
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared
 from lantern.training.features import Conditions, captions_name, decode, encode_captions, number_classes, picture_tokens
@@ -60,14 +60,6 @@ class TargetConfig:
             check_number(name, share, 0, 1)
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
-
-
-def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
-    """Return the causal mask over t conditioning slots and `tokens` tokens; padding is visible to itself alone."""
-    count = valid.shape[1] + tokens
-    seen = F.pad(valid, (0, tokens), value=True)
-    mask = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
-    return mask | torch.eye(count, dtype=torch.bool, device=valid.device)
 
 
 def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:

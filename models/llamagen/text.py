@@ -189,13 +189,11 @@ def rotate_to_right(
     """Convert right-padded rows to left-padded ones, with zeros in the padding.
 
     With two valid of four slots, `[a b . .]` becomes `[0 0 a b]`; the encoder runs right-padded, because its
-    relative positions were trained that way. Raises ValueError for a mask that is not right-padded.
+    relative positions were trained that way.
     """
     slots = mask.shape[1]
     count = mask.sum(1, keepdim=True)
     place = torch.arange(slots, device=mask.device)
-    if not torch.equal(mask, place < count):
-        raise ValueError("got a mask with gaps, wanted the valid slots of each row first")
     # Slot i of the result reads slot i + n of the source, around the end.
     source = (place + count) % slots
     rotated = embeddings.gather(1, source[..., None].expand_as(embeddings))

@@ -93,8 +93,6 @@ class TransformerConfig:
     family: ClassVar = "llamagen"
 
     def __post_init__(self) -> None:
-        if self.model_type not in ("c2i", "t2i"):
-            raise ValueError(f'model_type is "{self.model_type}", wanted "c2i" or "t2i"')
         check_grid(self.block_size)
         check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
         if self.n_kv_head not in (None, self.n_head):
@@ -523,6 +521,14 @@ class Transformer(nn.Module, Target):
         features = self.features(inputs, positions, mask, cache=cache, slots=slots, entered=entered)
         tapped = torch.cat([entered[layer] for layer in taps], dim=-1) if taps else None
         return Scores(self.head(features), features, tapped)
+
+
+def prefix_mask(valid: Bool[Tensor, "b t"], tokens: int) -> Bool[Tensor, "b n n"]:
+    """Return the causal mask over t conditioning slots and `tokens` tokens; padding is visible to itself alone."""
+    count = valid.shape[1] + tokens
+    seen = F.pad(valid, (0, tokens), value=True)
+    mask = torch.ones(count, count, dtype=torch.bool, device=valid.device).tril() & seen[:, None]
+    return mask | torch.eye(count, dtype=torch.bool, device=valid.device)
 
 
 def word_scores(counts: Int[Tensor, " b"], dtype: torch.dtype) -> Float[Tensor, "b p"]:

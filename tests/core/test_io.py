@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lantern.core import io
-from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object, resolve_model
+from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, resolve_model
 from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
 from tests.eval.workers import files_of_at_most
 from tests.refusals import refused
@@ -58,7 +58,6 @@ def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
         ({"weight": torch.zeros(3, 4)}, "'bias' is missing"),
         ({"weight": torch.zeros(3, 4), "bias": torch.zeros(3), "x": torch.zeros(1)}, "'x' is not expected"),
         ({"weight": torch.zeros(4, 3), "bias": torch.zeros(3)}, r"'weight' has shape \[4, 3\], wanted \[3, 4\]"),
-        ({"weight": torch.full((3, 4), torch.nan), "bias": torch.zeros(3)}, "'weight' holds NaN"),
         ({"weight": torch.full((3, 4), torch.inf), "bias": torch.zeros(3)}, "'weight' holds NaN or infinity"),
         ({"weight": torch.zeros(3, 4, dtype=torch.int8), "bias": torch.zeros(3)}, "'weight' is int8, wanted one of"),
     ],
@@ -66,11 +65,6 @@ def test_views_are_saved_apart_and_integers_as_they_are(tmp_path: Path) -> None:
 def test_the_error_for_a_wrong_tensor_names_the_file(tmp_path: Path, stored: dict[str, Any], message: str) -> None:
     save_file(stored, tmp_path / io.WEIGHTS_NAME)
     assert io.WEIGHTS_NAME in refused(io.load_module, nn.Linear(4, 3), tmp_path, match=message)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    refused(load_state, tmp_path, match=f"{io.WEIGHTS_NAME} is missing")
-    refused(read_config, tmp_path, match=io.CONFIG_NAME)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +137,6 @@ def test_a_config_that_does_not_fit_is_refused_with_the_whole_key(values: dict[s
     assert refused(build_config, Outer, values, source="x.json", match=message).startswith("x.json: ")
 
 
-@pytest.mark.parametrize("error", [AttributeError, TypeError])  # of another C library, and on Windows
-def test_memory_is_returned_where_the_c_library_can(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: None) -> None:
-        raise error(name)
-
-    monkeypatch.setattr(io.ctypes, "CDLL", refuse)
-    io.trim_memory()
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "image.png"
     with pytest.raises(RuntimeError), atomic_write(path):
@@ -172,15 +157,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == ["image.png"]
 
 
-def test_written_files_are_flushed_and_have_the_usual_permissions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda file: os.write(file, b""))  # Windows flushes only what is open for writing
+def test_written_files_have_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("x")
     write_json(tmp_path / "careful.json", {"a": 1})
     save_component(nn.Linear(4, 3).state_dict(), {}, tmp_path)
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1 and len(list(tmp_path.iterdir())) == 5
-    assert read_json_object(tmp_path / "careful.json") == {"a": 1}
 
 
 def test_a_failed_save_keeps_the_old_component(tmp_path: Path) -> None:

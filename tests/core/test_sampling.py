@@ -18,17 +18,6 @@ def distribution(sampling: Sampling, logits: torch.Tensor = LOGITS) -> torch.Ten
     return sampling.log_probs(rows, torch.zeros(1, 1, dtype=torch.long))[0, 0].exp()
 
 
-@pytest.mark.parametrize(
-    "distribution", [Sampling(guidance=4, temperature=0.7), Sampling(top_k=2), Sampling(top_p=0.6)]
-)
-def test_scores_equal_log_probs_up_to_a_constant_per_token(distribution: Sampling) -> None:
-    rows, where = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1)), torch.zeros(2, 3).long()
-    scores, log_p = distribution.scores(rows, where), distribution.log_probs(rows, where)
-    assert torch.allclose(scores.log_softmax(-1), log_p)
-    noise = torch.randn(50, 2, 3, 5, generator=torch.Generator().manual_seed(2))
-    assert torch.equal((scores + noise).argmax(-1), (log_p + noise).argmax(-1))
-
-
 def test_guidance_combines_the_rows_and_ends_after_its_interval() -> None:
     sampling, rows = Sampling(guidance=3, guidance_interval=1), torch.randn(2, 2, 5, 4)
     guided, everywhere = (of.guide(rows, torch.arange(5).expand(2, 5)) for of in (sampling, Sampling(guidance=3)))

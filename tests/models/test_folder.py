@@ -79,14 +79,6 @@ def test_unfit_entries_of_the_index_are_refused_by_file(copied: Path, entry: dic
     assert "model_index.json" in refused(load_model, copied, match=printed)
 
 
-def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder: Path) -> None:
-    index = json.loads((folder / "model_index.json").read_text())
-    assert index["transformer"] == ["lantern.generation.pipeline", "LanternTransformer"]
-    assert index["text_encoder"] == ["transformers", "T5EncoderModel"]
-    assert index["generation"] == {"guidance": 3.0, "top_k": 12}
-    assert "unknown key 'steps'" in refused(write_index, folder, generation={"steps": 50})
-
-
 def test_tokens_per_pass_of_windows_are_kept_in_the_index(copied: Path) -> None:
     path = copied / "model_index.json"
     assert load_model(copied).tokens_per_step == {}

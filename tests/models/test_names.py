@@ -13,7 +13,7 @@ from lantern.cli.command import run_command
 from lantern.cli.folders import assemble
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
-from lantern.generation.requests import UnknownPromptWarning, as_requests, requests_of_call, with_warnings
+from lantern.generation.requests import UnknownPromptWarning, as_requests, with_warnings
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import NAMES_NAME, WORDS_NAME, named_emoji
 from recipes.emoji.captions import count_captions, pair_captions, plain_captions
@@ -46,14 +46,6 @@ def test_every_name_is_known_and_most_synonyms_are_read_as_their_concept(embedde
     assert right >= 78 and len(pairs) == 121  # 80 when the names were added
 
 
-def test_words_that_are_unknown_beside_known_ones_are_named(embedded: Model) -> None:
-    prompts = ["a red qwertzon", "a smiling pomegranate", "the owl's dog, two actors \U0001f9ff", "a qwertz and xqzzts"]
-    prompts += ["a black-and-white cat next to 100 dogs", "a red-and-qwertz cat"]
-    found = with_warnings(embedded, as_requests(prompts), warn=lambda line: None)
-    named = ["'qwertzon' of", "'pomegranate' of", None, "'qwertz' or 'xqzzts' of", None, "'red-and-qwertz' of"]
-    assert [one.warning and one.warning.split(" has ")[1].split(" the ")[0] for one in found] == named
-
-
 def test_usual_prompts_names_and_training_captions_are_known(embedded: Model) -> None:
     files = ("prompts/contact_sheet.txt", "prompts/concepts.txt", "lantern-emoji/names.txt")
     usual = [line for file in files for line in (ASSETS / file).read_text().splitlines()]
@@ -76,12 +68,6 @@ def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
     assert "has 'pomegranate' of the negative prompt" in lines[2] and "tokens of a negative prompt: 5" in lines[3]
 
 
-def test_a_negative_prompt_does_not_undo_it(embedded: Model) -> None:
-    call = requests_of_call(embedded, embedded.sampling(), prompt="hound", negative_prompt="a cat")
-    (request,) = with_warnings(embedded, call, warn=lambda _: None)
-    assert (request.text, request.negative_prompt) == ("dog", "a cat")
-
-
 def test_images_are_those_of_the_reading(embedded: Model) -> None:
     wanted = "not trained on the words of the prompt 'hound': 'dog' is used"
     with pytest.warns(UnknownPromptWarning, match=wanted) as caught:
@@ -90,12 +76,6 @@ def test_images_are_those_of_the_reading(embedded: Model) -> None:
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
-
-
-def test_a_reading_is_found_once(embedded: Model) -> None:
-    found = with_warnings(embedded, as_requests(["hound", "dog"]), warn=lambda line: None)
-    assert [one.text for one in found] == ["dog", "dog"] and found[0].prompt == "hound"
-    assert with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again")) == found
 
 
 def test_names_need_their_list_and_that_of_words(copied: Path) -> None:
@@ -129,27 +109,35 @@ def test_emoji_and_plurals_are_known_by_their_names() -> None:
     assert [text.knows(prompt) for prompt in ("apple", "apples", "zzz", "zzzs")] == [True, True, False, False]
 
 
-UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
+ARABIC = "\u0633\u064a\u0628 \u0623\u062d\u0645\u0631"
+NO_WORD, NO_TRAINED_WORD = "is in the vocabulary of", "was trained on no word of the prompt"
+WARNINGS = {
+    **{prompt: None for prompt in ("a red apple", "\U0001f34e", "\U0001f436\U0001f3fd")},
+    **{prompt: NO_WORD for prompt in (ARABIC, "xyzzy qwrtp")},
+    **{prompt: NO_TRAINED_WORD for prompt in ("democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq")},
+    "hound": "'dog' is used",
+    "a red qwertzon": "has 'qwertzon' of the",
+    "a smiling pomegranate": "has 'pomegranate' of the",
+    "the owl's dog, two actors \U0001f9ff": None,
+    "a qwertz and xqzzts": "has 'qwertz' or 'xqzzts' of the",
+    "a black-and-white cat next to 100 dogs": None,
+    "a red-and-qwertz cat": "has 'red-and-qwertz' of the",
+    "a red apple " * 10 + "dog": None,
+    "a red apple " * 12: "reads 32 tokens of a prompt: 5 at the end of 'a red apple",
+}
 
 
-def test_prompts_without_a_known_word_are_marked_and_reported_once(embedded: Model) -> None:
-    prompts = ["a red apple", *UNKNOWN, "\U0001f34e", "\U0001f436\U0001f3fd", *UNKNOWN]
+def test_prompts_that_the_model_does_not_read_whole_have_a_warning_which_is_reported_once(embedded: Model) -> None:
     lines: list[str] = []
-    found = with_warnings(embedded, as_requests(prompts), warn=lines.append)
-    assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
-    assert len(lines) == len(UNKNOWN) and all("is in the vocabulary of" in line for line in lines)
+    found = with_warnings(embedded, as_requests([*WARNINGS, *WARNINGS]), warn=lines.append)
+    for one, wanted in zip(found, [*WARNINGS.values()] * 2, strict=True):
+        assert (one.warning is None) if wanted is None else wanted in (one.warning or ""), one.prompt
+    assert lines == list(dict.fromkeys(one.warning for one in found if one.warning))
     with_warnings(embedded, found, warn=lambda line: pytest.fail("reported again"))
 
 
-@pytest.mark.parametrize("prompt", ["democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq"])
-def test_prompts_in_words_of_no_training_caption_are_reported(embedded: Model, prompt: str) -> None:
-    lines: list[str] = []
-    (found,) = with_warnings(embedded, as_requests([prompt]), warn=lines.append)
-    assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
-
-
 def test_the_command_warns_in_one_line_and_in_its_statistics(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    prompt = UNKNOWN[0]
+    prompt = ARABIC
     command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
     command += ["--method", "plain"]
     assert main([*command, "--tokens", str(tmp_path / "tokens.json"), "--json"]) == 0
@@ -161,15 +149,6 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(folder: Path, tmp_p
     comparison = ["--compare", "--method", "eagle1", "--out", str(tmp_path / "x.png")]
     assert main(["--model", str(folder), "--prompt", prompt, *comparison]) == 0
     assert capsys.readouterr().err.count("is in the vocabulary of") == 1
-
-
-def test_a_prompt_that_is_longer_than_the_model_reads_has_a_warning(embedded: Model) -> None:
-    whole, long = "a red apple " * 10 + "dog", "a red apple " * 12
-    with pytest.warns(
-        UnknownPromptWarning, match="reads 32 tokens of a prompt: 5 at the end of 'a red apple"
-    ) as caught:
-        found = with_warnings(embedded, as_requests([whole, long]))
-    assert len(caught) == 1 and [one.warning is None for one in found] == [True, False]
 
 
 def test_a_pipeline_gives_a_python_warning(folder: Path) -> None:

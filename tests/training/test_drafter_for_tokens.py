@@ -101,16 +101,12 @@ def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None
         assert sheet.size == (2 * 32 + 6, 24 + 4)
 
 
-def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
-    (target, text), sampling = target_and_text("janus"), Sampling(guidance=4.0)
-    vispec = new_module("vispec", target, {}, seed=0).eval()
-    decoder = build_decoder("vispec", target, sampling=sampling, add_ons={"vispec": vispec})
-    message = "reads the prompt slot by slot, but here each guidance row has a prompt"
-    refused(decoder.generate, text.condition(PROMPTS), keys=[(0, 0), (0, 1)], match=message)
+def test_fr_spec_needs_a_linear_head() -> None:
+    target, _ = target_and_text("janus")
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
     add_ons = {"eagle1": eagle, "fr-spec": FrequencyTable(FrequencyConfig(vocab_size=40))}
     message = "FR-Spec scores rows of a linear head, which this model lacks"
-    refused(build_decoder, "fr-spec", target, sampling=sampling, add_ons=add_ons, match=message)
+    refused(build_decoder, "fr-spec", target, sampling=Sampling(guidance=4.0), add_ons=add_ons, match=message)
 
 
 def test_tapped_layers_are_those_of_sequential_passes() -> None:
@@ -123,16 +119,11 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
     read, _ = read_tokens(target, cache, tokens, taps=taps)
     for image in range(2):
         for row in range(2):
-            inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
-            for place, token in enumerate(tokens[image]):
-                inputs.append(target.tok_embeddings(token[None]))
-                if (place + 1) % 3 == 0:
-                    inputs.append(target.words(torch.tensor([target.config.raster.newline])))
-                ends.append(sum(map(len, inputs)) - 1)
+            words = condition.tokens[image, row][condition.mask[image, row]]
             with torch.no_grad():
-                whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
+                whole, ends = tiny.sequential(target, words, tokens[image].tolist(), output_hidden_states=True)
             layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
-            assert_close(prompt.tapped[image, row, -1], layers[len(inputs[0]) - 1])
+            assert_close(prompt.tapped[image, row, -1], layers[len(words) - 1])
             assert_close(read.tapped[image, row], layers[ends])
             assert_close(read.features[image, row], whole.last_hidden_state[0, ends])
 

@@ -18,12 +18,12 @@ from lantern.core.io import load_component, load_state, save_component
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, prefix_mask
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.training import features as inputs
 from lantern.training.data import Prepared, Record
 from lantern.training.loop import LoopConfig, run_loop
-from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
+from lantern.training.target import TargetConfig, TargetTask, grow
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.cli.calls import Capture, refused_by
 from tests.refusals import refused

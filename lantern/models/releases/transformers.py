@@ -320,8 +320,6 @@ def _with_image_word(path: Path) -> dict[str, Any]:
     """Read a tokenizer's file, and give the token of a given image its name in transformers."""
     listed = read_json_object(path, most=MOST_BYTES)
     vocabulary, new = listed["model"]["vocab"], CHAMELEON_TOKENS["image_token"]
-    if IMAGE_WORD not in vocabulary:
-        raise ValueError(f"{path}: the vocabulary has no {IMAGE_WORD}, which stands for a given image")
     vocabulary[new] = vocabulary.pop(IMAGE_WORD)
     for token in listed.get("added_tokens", []):
         token["content"] = new if token["content"] == IMAGE_WORD else token["content"]

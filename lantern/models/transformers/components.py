@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lantern.core.types import Condition, Raster
 from lantern.models.llamagen.vqvae import check_tokens
@@ -105,10 +106,8 @@ class Prompts(ABC):
     def condition(self, prompts: Sequence[str], *, slots: int = 0) -> Condition:
         """Return the condition of prompts; `slots`, which bounds captions of LlamaGen, has no effect."""
         rows = [torch.tensor(ids) for prompt in prompts for ids in self.rows(prompt)]
-        longest = max(len(ids) for ids in rows)
-        padded = torch.stack([torch.nn.functional.pad(ids, (longest - len(ids), 0)) for ids in rows])
-        counts = torch.tensor([len(ids) for ids in rows])
-        mask = torch.arange(longest) >= longest - counts[:, None]
+        padded = pad_sequence(rows, True, padding_side="left")
+        mask = pad_sequence([torch.ones_like(ids, dtype=torch.bool) for ids in rows], True, padding_side="left")
         return Condition(tokens=padded.unflatten(0, (-1, 2)), mask=mask.unflatten(0, (-1, 2)))
 
     def knows(self, prompt: str) -> bool:
@@ -159,15 +158,11 @@ class Components:
     generation: Mapping[str, Any]
 
 
-def read_by(name: str) -> Callable[[Path], Any]:
-    """Return a function that reads a folder's processor by a class of transformers."""
+def read_by(name: str, folder: Path) -> Any:
+    """Return a folder's processor, read by the class of transformers of this name."""
+    import transformers
 
-    def read(folder: Path) -> Any:
-        import transformers
-
-        return getattr(transformers, name).from_pretrained(folder, **LOCAL)
-
-    return read
+    return getattr(transformers, name).from_pretrained(folder, **LOCAL)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ every process.
 
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lantern.core.process import quiet
 from lantern.models.transformers import chameleon, emu3, emu35, janus, tokens_only
 from lantern.models.transformers.components import LOCAL, Components, Family, read_by
 
-AUTO_PROCESSOR, AUTO_TOKENIZER = read_by("AutoProcessor"), read_by("AutoTokenizer")
+AUTO_PROCESSOR, AUTO_TOKENIZER = partial(read_by, "AutoProcessor"), partial(read_by, "AutoTokenizer")
 # by name, mostly the model_type of config.json
 FAMILIES = {
     "janus": Family("JanusForConditionalGeneration", AUTO_PROCESSOR, janus.assemble),

@@ -16,8 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt, Raster, Scores, Target
-
-ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
+from lantern.models.llamagen.transformer import prefix_mask
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,9 @@ class TransformersTarget(nn.Module, Target):
     """A decoder of transformers, with embedding and head of tokens, as a `lantern.core.types.Target`.
 
     `body` maps embedded inputs to features after the final norm, and `words` is its embedding. `embedding` maps
-    tokens to inputs, `head` features to logits over `tokens` of them. ValueError for a kind of attention that does not
-    take every mask, and for a raster longer than the positions of the model. `loaded` is for pipelines built of
-    components: what belongs to the model that it was loaded with, its defaults of a call and its folder's add-ons.
+    tokens to inputs, `head` features to logits over `tokens` of them; attention is of a kind that takes every mask.
+    ValueError for a raster longer than the positions of the model. `loaded` is for pipelines built of components: what
+    belongs to the model that it was loaded with, its defaults of a call and its folder's add-ons.
     """
 
     loaded: Any = None
@@ -126,7 +125,6 @@ class TransformersTarget(nn.Module, Target):
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
         arguments = inspect.signature(body.forward).parameters
         self.cache_name = "cache" if "cache" in arguments else "past_key_values"  # `cache` since transformers 5.24
-        self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
         if (length := raster.tokens + raster.newlines) > sizes.max_position_embeddings:
@@ -134,8 +132,6 @@ class TransformersTarget(nn.Module, Target):
                 f"{raster.rows} rows of {raster.columns} tokens are a sequence of {length}, the model has"
                 f" {sizes.max_position_embeddings} positions: choose a smaller size"
             )
-        if sizes._attn_implementation not in ATTENTIONS:
-            raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
         self.config = TargetSizes(
             family=family,
             dim=sizes.hidden_size,
@@ -205,9 +201,8 @@ class TransformersTarget(nn.Module, Target):
         from transformers import DynamicCache
 
         tokens, shown = condition.tokens[:, :rows].flatten(0, 1), condition.mask[:, :rows]
-        mask, count = shown.flatten(0, 1), tokens.shape[1]
-        seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
-        seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
+        mask = shown.flatten(0, 1)
+        seen = prefix_mask(mask, 0)
         scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
         kept: Any = DynamicCache()
         features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, taps)
