@@ -328,6 +328,7 @@ def of_type(kind: str) -> Callable[[Path], object]:
         ("emu3.5", holding("emu3.tiktoken", b"no words"), "emu3.tiktoken is no file of words and ranks"),
         ("emu3.5", holding("emu3.tiktoken", b"IQ== 0\nIg== 1\n"), "has 213 words .*, the model 473 before images"),
         ("liquid", without("vqgan.ckpt"), "holds no VQ tokenizer: put vqgan.ckpt of Chameleon's release into it"),
+        ("liquid", holding("config.json", b'{"model_type": "bert"}'), "model_type is 'bert', wanted one of janus"),
         ("liquid", without("tokenizer.json", "tokenizer_config.json"), "model_type is 'gemma', wanted one of janus"),
     ],
 )

@@ -6,7 +6,7 @@ values and the inner channels of the feed-forward layers are divided; embeddings
 every process.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ def family_of(folder: Path) -> Family:
         kind = "lumina"  # whose own class is Chameleon's
     if kind == "Emu3" and "head_dim" in config:  # the class of the release, whose name Emu3's own had too
         kind = "emu3.5"
-    if kind not in (*FAMILIES, *RELEASED):  # a causal language model, known by the tokens of its tokenizer
+    if kind not in (*FAMILIES, *RELEASED) and causal_class(config):  # known by the tokens of its tokenizer
         files = (path for name in TOKENIZERS if (path := folder / name).is_file())
         words = b"".join(path.read_bytes() for path in files)
         known = (name for name, one in FAMILIES.items() if one.token and f'"{one.token}"'.encode() in words)
@@ -75,14 +75,20 @@ def family_of(folder: Path) -> Family:
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
 
 
+def causal_class(config: Mapping[str, Any]) -> str:
+    """Return the name of transformers' class if a model is a causal language model, else ""."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    named = (config.get("architectures") or [""])[0]
+    return named if named in CAUSAL.values() else ""
+
+
 def class_of(folder: Path, family: Family) -> Any:
     """Return transformers' class of a model: the family's, or that of another causal language model in its place."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    named = (read_json_object(folder / CONFIG_NAME, most=MOST_BYTES).get("architectures") or [""])[0]
-    is_another = bool(family.token) and named in CAUSAL.values()
-    return getattr(transformers, named if is_another else family.model)
+    another = causal_class(read_json_object(folder / CONFIG_NAME, most=MOST_BYTES)) if family.token else ""
+    return getattr(transformers, another or family.model)
 
 
 def load(
