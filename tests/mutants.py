@@ -372,8 +372,8 @@ drafters/lookup.py: drafters/test_sam.py
 + held.known[:, None] + steps - 1, step.tokens)
 
 drafters/lookup.py: drafters/test_sam.py
-- AutomatonState(length, old.link, old.end, dict(old.next))
-+ AutomatonState(length, old.link, end, dict(old.next))
+- context.lengths[:, parents, :, :-1]
++ context.lengths[:, parents, :, 1:]
 
 drafters/lookup.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
@@ -444,8 +444,8 @@ drafters/windows.py: proof/test_exact.py
 + own.masked_fill(is_new[..., None], -1.0)
 
 drafters/windows.py: drafters/test_windows.py
-- rows = self.held.chain[index.clamp(max=self.depth)]
-+ rows = self.held.chain[(index - 1).clamp(max=self.depth)]
+- (step.counts[:, None] + self.held.steps).clamp(max=self.depth)
++ (step.counts[:, None] + self.held.steps - 1).clamp(max=self.depth)
 
 engines/pass_times.py: engines/cuda/test_trial.py
 - self.cache.first.fill_(1)
