@@ -137,19 +137,24 @@ DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
 
 
 def eagle(
-    m: Parts, tree: str, mode: str = "gumbel", module: Any = None, relaxed: bool = False, makes: Any = (None, None)
+    m: Parts,
+    tree: str,
+    mode: str = "gumbel",
+    part: str = DRAFTER,
+    relaxed: bool = False,
+    makes: Any = (EagleDrafter, GrowingDrafter),
 ) -> Deferred:
     """EAGLE's drafter of a static tree, or of a published dynamic one, by its name; `makes` are classes for both."""
-    how, (static, growing) = drafting(m, mode, relaxed), makes
+    how, (static, growing), module = drafting(m, mode, relaxed), makes, m.part(part)
     if not tree.startswith(DYNAMIC):
-        return (static or EagleDrafter)(module or m.drafter, m.target, tree=named(tree), **how)
+        return static(module, m.target, tree=named(tree), **how)
     found = re.fullmatch(r"eagle2_([1-9]\d{0,3})_([1-9]\d{0,3})_([1-9]\d{0,3})", tree)
     if found is None:
         raise ValueError(f'tree is "{tree[:40]}", wanted eagle2_NODES_WIDTH_DEPTH, such as eagle2_59_10_6')
     if relaxed:  # the noise would decide where p is relaxed, and tokens would not follow r
         raise ValueError(f'tree is "{tree}", wanted a static one, such as grown_8_2: a relaxed p needs it')
     growth = Growth(*map(int, found.groups()), 1.0)
-    return (growing or GrowingDrafter)(module or m.drafter, m.target, policy=Eagle2(), growth=growth, **how)
+    return growing(module, m.target, policy=Eagle2(), growth=growth, **how)
 
 
 def grown(
@@ -170,12 +175,15 @@ def tested(mode: str) -> Deferred:
     return Gumbel() if mode == "gumbel" else Rejection()
 
 
-def claimed(m: Parts, tree: str, rule: Deferred, drafts: str) -> tuple[Deferred, Deferred]:
-    """Drafts that are tested by a rule that lets a draft claim its neighbours' probability.
+def claimed(
+    m: Parts, make: Any, tree: str, k: float, residual: str, shared: bool, drafts: str, **budget: float
+) -> tuple[Deferred, Deferred]:
+    """Drafts that are tested by a rule that lets a draft claim the probability of its k nearest tokens up to a budget.
 
     Drafts of a dynamic tree are not sampled, since rejection forbids to drop a sampled token.
     """
-    mode = "point" if tree.startswith(DYNAMIC) else "sampled"
+    table, mode = m.neighbours(k, spare=residual == "released"), "point" if tree.startswith(DYNAMIC) else "sampled"
+    rule = make(table, m.count(k), m.distances(k), residual, shared, **budget)
     is_parallel = drafts == "parallelspec"
     drafter = head(m, ParallelDrafter, "parallelspec", tree, mode) if is_parallel else eagle(m, tree, mode)
     return drafter, Greedy(rule) if m.greedy else Rejection(relaxation=rule)
@@ -199,9 +207,9 @@ def auto(m: Parts):
 
 
 @method(paper="2401.15077")
-def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel"):
+def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel", part: str = DRAFTER):
     """EAGLE-1 drafts"""
-    return eagle(m, tree, mode), tested(mode)
+    return eagle(m, tree, mode, part), tested(mode)
 
 
 preset("eagle1-rejection", "eagle1", "EAGLE-1 drafts, sampled, tested by multi-round rejection", mode="sampled")
@@ -218,22 +226,16 @@ OF_25 = dict(mode="sampled", tree="mc_sim_7b_63")  # EAGLE-1's tree of 25 nodes
 preset("eagle1-paper", "eagle1", "EAGLE-1 as published: its static tree of 25 nodes, rejection", **OF_25)
 
 
-@method(paper="2503.01840")
-def eagle3(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
-    """EAGLE-3 drafts, from three layers of the target and by a head of their own"""
-    return eagle(m, tree, mode, m.part("eagle3")), tested(mode)
-
+EAGLE3 = dict(part="eagle3", tree="grown_15_4", paper="2503.01840", page="eagle3")
+preset("eagle3", "eagle1", "EAGLE-3 drafts, from three layers of the target and by a head of their own", **EAGLE3)
 
 OF_59 = dict(mode="point", tree="eagle2_59_10_6")
 TO_8 = dict(mode="point", tree="eagle2_59_10_8")
 preset("eagle3-paper", "eagle3", "EAGLE-3 as published: the 59 nodes of highest confidence to depth 8", **TO_8)
 
 
-@method(paper="2506.03566")
-def poss(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
-    """PosS: drafts by position specialists, a layer for each two depths"""
-    return eagle(m, tree, mode, m.part("poss")), tested(mode)
-
+POSS = dict(part="poss", tree="grown_15_4", paper="2506.03566", page="poss")
+preset("poss", "eagle1", "PosS: drafts by position specialists, a layer for each two depths", **POSS)
 
 TO_7 = dict(mode="point", tree="eagle2_59_10_7")
 preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confidence to depth 7", **TO_7)
@@ -242,7 +244,7 @@ preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confide
 @method(paper="2509.15235")
 def vispec(m: Parts, tree: str = TREE, mode: str = "gumbel"):
     """ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption"""
-    return eagle(m, tree, mode, m.part("vispec"), makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
+    return eagle(m, tree, mode, "vispec", makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
 
 
 OF_29 = dict(mode="point", tree="eagle2_29_8_4")
@@ -416,7 +418,7 @@ SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
 def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
     """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the tokens"""
     growing = partial(GrowingFrSpecDrafter, table=m.part("fr-spec"), share=share)
-    return eagle(m, tree, "point", makes=(None, growing)), Rejection()
+    return eagle(m, tree, "point", makes=(EagleDrafter, growing)), Rejection()
 
 
 @method(SAM, paper="2411.10666")
@@ -438,19 +440,14 @@ def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any
     return RouterDrafter(eagle(m, tree), beside), Gumbel()
 
 
-REPEATED = opt(4, 1, None, "tokens drafted in a step")
-
-
 @method(page="repeat")
-def repeat_left(m: Parts, length: int = REPEATED):
+def repeat_left(m: Parts, length: int = opt(4, 1, None, "tokens drafted in a step"), side: str = "left"):
     """no drafter: the next tokens are drafted as copies of the last one; a baseline"""
-    return Repeat(m.target, side="left", length=length), Gumbel()
+    return Repeat(m.target, side=side, length=length), Gumbel()
 
 
-@method(page="repeat")
-def repeat_above(m: Parts, length: int = REPEATED):
-    """no drafter: the next tokens are drafted as copies of those above them; a baseline"""
-    return Repeat(m.target, side="above", length=length), Gumbel()
+ABOVE = "no drafter: the next tokens are drafted as copies of those above them; a baseline"
+preset("repeat-above", "repeat-left", ABOVE, side="above")
 
 
 @method(paper="2408.07978")
@@ -560,16 +557,13 @@ def grouped(m: Parts, tree: str = TREE, **radii: Any):
 @method(CLAIMS, paper="2410.03355")
 def lantern(
     m: Parts,
-    residual: str,
-    shared: bool,
-    drafts: str,
     tree: str = tree_of("chain_3"),
     k: float = opt(100, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
+    **how: Any,
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
-    table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta), drafts)
+    return claimed(m, Lantern, tree, k, **how, delta=delta)
 
 
 OF_58 = dict(k=0.061, delta=0.4, tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
@@ -582,16 +576,13 @@ preset("lantern-released", "lantern", OF_CODE, residual="released", **OF_58)
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")
 def lantern_pp(
     m: Parts,
-    residual: str,
-    shared: bool,
-    drafts: str,
     tree: str = TREE,
     k: float = opt(10, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
+    **how: Any,
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
-    table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_), drafts)
+    return claimed(m, LanternPP, tree, k, **how, lambda_=lambda_)
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")
