@@ -10,7 +10,6 @@ from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.core.weights import quantized
 from lantern.drafters.combined import CascadeDrafter, SelfCascadeDrafter, SmallModel
-from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees import chain, named
 from lantern.engines.engine import EagerEngine
 from tests.drafters.sampled_trees import begin_after, drafted
@@ -65,9 +64,8 @@ def test_small_models_of_other_sizes_raise() -> None:
 @torch.no_grad()
 def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = WARM) -> tuple[DraftTree, Tensor]:
     """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
-    inner = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=chain(length - 1), mode="gumbel", sampling=sampling)
-    small = SmallModel(SMALL, TARGET, sampling=sampling, stage=length + 1)
-    drafter = CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
+    how: dict[str, Any] = {"length": length, "width": 3, "rounds": rounds, "sampling": sampling}
+    drafter = CascadeDrafter(tiny_eagle(TARGET), TARGET, SMALL, **how)
     features = torch.randn(3, sampling.rows, 6, 32, generator=torch.Generator().manual_seed(0))
     begin_after(drafter, first, features, noise_of(sampling))
     tree = drafter.propose()
