@@ -10,8 +10,8 @@ feature that predicts token j + 1, and the target's head maps it to a distributi
             whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
-read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`run_layers`), and
-how a feature becomes logits (`logits`), and whether training feeds features back without gradients (`detaches`).
+read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`forward`), how a
+feature becomes logits (`logits`), and whether training feeds features back without gradients (`detaches`).
 """
 
 import math
@@ -277,8 +277,10 @@ class Eagle(Trainee):
         token. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
         None is 1.
         """
-        factors = self.rotary(positions)
-        return self.run_layers(features, tokens, factors, scales, depth, mask=mask, cache=cache, slots=slots)
+        x, factors = self.join(features, tokens, scales), self.rotary(positions)
+        for layer in self.layers:
+            x = layer(x, factors, mask=mask, cache=cache, slots=slots)
+        return x
 
     def draft(
         self,
@@ -305,21 +307,6 @@ class Eagle(Trainee):
         mask = sees(places, ancestors)
         out = self(flat, tokens, positions, mask, scales=scales, cache=cache, slots=slots, depth=depth)
         return out.unflatten(0, features.shape[:2])
-
-    def run_layers(
-        self,
-        features: Float[Tensor, "b n c"],
-        tokens: Int[Tensor, "b n"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        scales: Float[Tensor, "b n"] | None,
-        depth: int,
-        **attention: Any,
-    ) -> Float[Tensor, "b n c"]:
-        """Return the next features; `attention` is the layers' mask, cache and slots."""
-        x = self.join(features, tokens, scales)
-        for layer in self.layers:
-            x = layer(x, factors, **attention)
-        return x
 
     def join(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"] | None
@@ -581,20 +568,22 @@ class Poss(Eagle):
         """Return the number of the specialist for a pass after `depth` drafted features."""
         return min(depth // self.config.per_layer, len(self.layers) - 1)
 
-    def run_layers(
+    def forward(
         self,
         features: Float[Tensor, "b n c"],
         tokens: Int[Tensor, "b n"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        scales: Float[Tensor, "b n"] | None,
-        depth: int,
-        **attention: Any,
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        depth: int = 0,
     ) -> Float[Tensor, "b n c"]:
         """Return the next features by the specialist of this depth; the later ones write keys and values only."""
+        factors = self.rotary(positions)
         pairs = self.pair(features, tokens)
         own, *later = self.layers[self.specialist_at(depth) :]
-        if attention["cache"] is not None:
-            for specialist in later:
-                inputs = self.add_scale(specialist.fc(pairs), scales)
-                specialist.write_keys(inputs, factors, attention["cache"], attention["slots"])
-        return own(self.add_scale(own.fc(pairs), scales), factors, **attention)
+        for specialist in later if cache is not None else ():
+            specialist.write_keys(self.add_scale(specialist.fc(pairs), scales), factors, cache, slots)
+        return own(self.add_scale(own.fc(pairs), scales), factors, mask=mask, cache=cache, slots=slots)
