@@ -230,15 +230,12 @@ class Vertical(Medusa):
 class VerticalDrafter(MarginalDrafter):
     """Drafts trees from (1 - share) q_horizontal + share q_vertical, the latter where the pool has a guess.
 
-    The pool holds a feature for each place of the image, guessed when the token above it was committed. ValueError
-    unless `share` is from 0 to 1.
+    The pool holds a feature for each place of the image, guessed when the token above it was committed.
     """
 
     def __init__(self, module: Vertical, target: Target, *, share: float = 0.25, **common: Any) -> None:
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ValueError(f"share is {share}, wanted a weight of the pool's guesses from 0 to 1")
         super().__init__(module, target, **common)
-        self.share = float(share)
+        self.share = share
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Empty the pool."""

@@ -294,7 +294,7 @@ class SamDrafter(TreeDrafter):
 
     q is proportional to the weights that the matcher of kind `match` finds; a share `smooth` of it goes to all tokens
     of the same super-token. A step may also commit tokens of a tree `beside` its own. ValueError for `least` above
-    `reach`, a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    `reach`, tables of another model, and a tree wider than the codebook.
     """
 
     mode: DraftMode = "gumbel"
@@ -321,8 +321,6 @@ class SamDrafter(TreeDrafter):
             raise ValueError(
                 f"the tables are of (vocab_size, block_size) {got}, the target of {expected}: make tables for it"
             )
-        if not 0 <= smooth <= 1:
-            raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
         check_width(tree, config.vocab_size)
         self.matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
         if match != "grid":
@@ -373,17 +371,13 @@ class RepeatDrafter(Drafter):
 
     It is a baseline of what drafting gains without learning. Left of the first column is the end of the row above. The
     first row has none above it and repeats the left one. A neighbour that is itself a draft is followed to the token
-    that it repeats. ValueError for another side and for a length below 1.
+    that it repeats.
     """
 
     mode: DraftMode = "point"
     records_log_q = False
 
     def __init__(self, target: Target, *, side: Literal["left", "above"], length: int) -> None:
-        if side not in ("left", "above"):
-            raise ValueError(f'side is "{side}", wanted left or above')
-        if length < 1:
-            raise ValueError(f"length is {length}, wanted at least 1")
         self.count = target.config.block_size
         self.distance = 1 if side == "left" else target.config.raster.columns
         self.depth = min(length, self.count)

@@ -104,12 +104,10 @@ class ViSpec(Eagle):
         """Start as an EAGLE module; a row's token is the mean of its pairs, and the global vector is zero."""
         super().init_weights(embeddings, generator)
         self.queries.data.normal_(0.0, 0.02, generator=generator)
-        self.row_key.weight.data.zero_()
-        self.row_key.bias.data.zero_()
         self.row_value.weight.data.copy_(torch.eye(self.config.dim))
-        self.caption_value.bias.data.zero_()
-        self.row_value.bias.data.zero_()
-        self.globe.weight.data.zero_()
+        layers = (self.row_key, self.row_value, self.caption_value)
+        for parameter in (self.row_key.weight, self.globe.weight, *(layer.bias for layer in layers)):
+            parameter.data.zero_()
 
     def read_caption(
         self, slots: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]

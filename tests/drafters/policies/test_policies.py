@@ -160,7 +160,6 @@ def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: 
         (AdtTree, {"end": 0.0}, "end is 0"),
         (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
         (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
-        (Eagle2, {"value": "p"}, 'value is "p"'),
         (Growth, {"nodes": 0}, "wanted at least one node"),
         (Growth, {"width": 0}, "wanted at least one node"),
         (Growth, {"depth": 13}, "wanted at least one node"),
