@@ -105,6 +105,15 @@ GAIN = "largest factor by which a draft's probability grows; 1 is exact"
 CLAIM = "largest probability that a draft claims from others"
 SAMPLES = opt(2, 1, 10**6, "samples of the target per token; 1 is exact", sweep=(2, 3))
 MEASURED = opt(True, help="measure the total variation in passes over the finished image; else it is NaN")
+BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
+COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
+SKIP = opt(1, 0, 32, "tokens of a step that are not verified; 0 is exact", sweep=(1, 2))
+REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a token stays in the window")
+SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
+VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
+RATE = "accepted share of the depth from which the next tree is deeper"
+COUPLED = "how the moved distribution is sampled: under fixed noise as gumbel-jacobi, or coupled as scd"
+DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
 LEAD = "tokens of the row above before a row begins; a whole row is exact"
 PASSES = "passes of the small model per step of the target; 0 is until all tokens of the chain are its own"
 
@@ -131,9 +140,6 @@ def drafting(m: Parts, mode: str, relaxed: bool = False) -> dict[str, Any]:
 def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **how: Any) -> Deferred:
     """A drafter of static trees by trained heads."""
     return drafter(m.part(part), m.target, tree=named(tree), **how, **drafting(m, mode))
-
-
-DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
 
 
 def eagle(
@@ -250,8 +256,6 @@ def vispec(m: Parts, tree: str = TREE, mode: str = "gumbel"):
 OF_29 = dict(mode="point", tree="eagle2_29_8_4")
 preset("vispec-paper", "vispec", "ViSpec as published: the 29 nodes of highest confidence to depth 4", **OF_29)
 
-VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
-
 
 @method(GROWTH, paper="2406.16858")
 def eagle2(m: Parts, value: str = opt("match", help=VALUE, choices=("q", "match")), **growth: Any):
@@ -342,7 +346,6 @@ def adt_tree(m: Parts, end: float = opt(0.1, 0, 1, "probability of reaching the 
     return grown(m, AdtTree(end, growth["nodes"]), "gumbel", **growth), Gumbel()
 
 
-RATE = "accepted share of the depth from which the next tree is deeper"
 SIZES = {name: replace(GROWTH[name], default=size) for name, size in published(58, 20, 10).items() if name in GROWTH}
 
 
@@ -391,8 +394,6 @@ def parallelspec(m: Parts, tree: str = tree_of("grown_8_3"), mode: str = "gumbel
 
 preset("parallelspec-paper", "parallelspec", "ParallelSpec as published: EAGLE-1's tree from one pass", **OF_25)
 
-BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
-
 
 @method(paper="2510.25739")
 def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
@@ -411,9 +412,6 @@ def fr_spec(
     return FrSpecDrafter(m.drafter, m.target, m.part("fr-spec"), **how), Gumbel()
 
 
-SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
-
-
 @method(paper="2502.14856", page="fr-spec")
 def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
     """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the tokens"""
@@ -429,8 +427,6 @@ def sam(m: Parts, tree: str = TREE, **matching: Any):
 
 SUFFIX = dict(tree="chain_40", match="tokens", least=5, reach=40, smooth=0.0)
 preset("sam-paper", "sam", "SAM decoding as published: 40 tokens behind the longest suffix of five or more", **SUFFIX)
-
-COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
 
 
 @method(SAM, paper="2411.10666", page="sam")
@@ -489,8 +485,6 @@ OF_16, OF_64 = dict(window=16, init="random"), dict(window=64, init="random")
 preset("sjd-paper", "sjd", "speculative Jacobi as published: windows of 16 tokens that begin with random ones", **OF_16)
 preset("scd-paper", "scd", "coupled Jacobi as published: windows of 64 tokens that begin with random ones", **OF_64)
 
-REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a token stays in the window")
-
 
 @method(WINDOWS, name="sjd++", paper="2512.07503", page="sjd-pp")
 def sjd_pp(m: Parts, reuse: float = REUSE, **window: Any):
@@ -513,9 +507,6 @@ def sjd_pac(
 ):
     """no drafter: gumbel-jacobi with a tree of runners-up at the window's front"""
     return SjdPacDrafter(m.target, sampling=m.sampling, window=window, width=width, levels=levels), Gumbel()
-
-
-COUPLED = "how the moved distribution is sampled: under fixed noise as gumbel-jacobi, or coupled as scd"
 
 
 @method(WINDOWS)
@@ -601,8 +592,6 @@ def cool(
 
 
 preset("cool-paper", "cool", "COOL-SD as published: a chain of five tokens", tree="chain_5")
-
-SKIP = opt(1, 0, 32, "tokens of a step that are not verified; 0 is exact", sweep=(1, 2))
 
 
 @method(paper="2511.13587")
