@@ -92,18 +92,13 @@ def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
 
 
 @needs_torchao
-@pytest.mark.parametrize("name", ["eagle1", "specmquant"])
-def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None:
-    own: Any = quantized(TARGET)
-    parts = tiny_decoder(name, sampling=WARM, add_ons={"small": SMALL}, engine=EagerEngine(weights="int4"))
+@pytest.mark.parametrize(("weights", "small_bits"), [("int4", 0), ("full", 4)])
+def test_a_quantised_target_or_small_model_drafts_as_well(weights: Any, small_bits: int) -> None:
+    own: Any = quantized(TARGET) if weights == "int4" else TARGET
+    engine = EagerEngine(weights=weights)
+    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": SMALL}, engine=engine, small_bits=small_bits)
     assert parts.target is own
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(own, WARM))
-
-
-@needs_torchao
-def test_a_quantised_small_model_drafts_as_well() -> None:
-    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": SMALL}, small_bits=4)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=WARM))
 
 
 @needs_torchao
