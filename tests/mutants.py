@@ -362,8 +362,8 @@ drafters/heads.py: drafters/test_drafts_match_training.py
 + below = self.held.places + self.module.config.grid - 1
 
 drafters/lookup.py: drafters/test_sam.py
-- runs & (past.places >= back) & (past.known
-+ runs & (past.known
+- .masked_fill(past.known[:, None] < back, -2)
++ .masked_fill(past.known[:, None] < 0, -2)
 - FIELDS = ((0, -1), (-1, 0)
 + FIELDS = ((-1, 0), (0, -1)
 
@@ -372,8 +372,8 @@ drafters/lookup.py: drafters/test_sam.py
 + held.known[:, None] + steps - 1, step.tokens)
 
 drafters/lookup.py: drafters/test_sam.py
-- context.lengths[:, parents, :, :-1]
-+ context.lengths[:, parents, :, 1:]
+- context.lengths[:, parents, :, :-1] + 1
++ context.lengths[:, parents, :, 1:] + 1
 
 drafters/lookup.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)

@@ -153,37 +153,36 @@ class SuffixMatcher(Matcher):
     """
 
     def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
-        self.sharp, self.least, self.reach = sharp, least, reach
         own = torch.arange(tables.config.vocab_size, device=tables.corpus.device)
         self.symbol_of = tables.group_of.long() if is_super else own
-        self.corpus = tables.corpus.long()[: None if is_super else 0]
+        self.corpus, self.reach = tables.corpus.long()[: None if is_super else 0], reach
+        lengths = torch.arange(reach + 1, device=own.device)
+        self.weight_of = torch.where(lengths >= least, (sharp * lengths.float()).exp(), 0.0)  # by length of the suffix
 
     def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
-        corpus = self.corpus.expand(len(past.tokens), -1, -1)
+        corpus, count = self.corpus.expand(len(past.tokens), -1, -1), past.tokens.shape[1]
         self._texts = torch.cat([past.tokens[:, None], corpus], 1)  # of t images, the own one first
-        self._is_known = torch.cat([past.is_known, torch.ones_like(corpus, dtype=torch.bool)], 1)
-        self._symbols, lengths = self.symbol_of[self._texts], torch.zeros_like(self._texts)
-        runs = torch.ones_like(lengths, dtype=torch.bool)
-        for back in range(1, self.reach + 1):
-            runs = runs & (self._symbols.roll(back, 2) == self.symbol_of[past.back(back)][..., None])
-            runs = runs & (past.places >= back) & (past.known >= back)[:, None, None]
-            lengths = lengths + runs.long()
+        self._is_known = torch.cat([past.is_known, torch.ones_like(corpus, dtype=torch.bool)], 1)[:, None]
+        self._before = torch.nn.functional.pad(self.symbol_of[self._texts], (self.reach, 0), value=-1)
+        lengths = torch.full_like(self._texts, self.reach)
+        for back in range(self.reach, 0, -1):  # up to the nearest symbol that differs
+            last = self.symbol_of[past.back(back)].masked_fill(past.known[:, None] < back, -2)
+            is_other = self._before[..., self.reach - back :][..., :count] != last[..., None]
+            lengths = torch.where(is_other, back - 1, lengths)
         return Context(past.back(1), 0, lengths[:, None])
 
     def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
         """Return the context of nodes with these tokens below their parents."""
         assert context.lengths is not None
-        before = torch.nn.functional.pad(self._symbols[..., :-1], (1, 0), value=-1)
-        longer = torch.nn.functional.pad(context.lengths[:, parents, :, :-1], (1, 0)) + 1
-        is_same = before[:, None] == self.symbol_of[tokens][..., None, None]
-        return Context(tokens, context.depth + 1, torch.where(is_same, longer.clamp(max=self.reach), 0))
+        longer = torch.nn.functional.pad(context.lengths[:, parents, :, :-1] + 1, (1, 0)).clamp(max=self.reach)
+        is_same = self._before[:, None, :, self.reach - 1 : -1] == self.symbol_of[tokens][..., None, None]
+        return Context(tokens, context.depth + 1, torch.where(is_same, longer, 0))
 
     def evidence(self, context: Context) -> list[Found]:
         """Return what followed the matching places."""
         assert context.lengths is not None
-        is_good = self._is_known[:, None] & (context.lengths >= self.least)
-        weights = torch.where(is_good, (self.sharp * context.lengths.float()).exp(), 0.0)
+        weights = torch.where(self._is_known, self.weight_of[context.lengths], 0.0)
         return [(self._texts[:, None].expand_as(weights).flatten(2), weights.flatten(2))]
 
 
@@ -195,7 +194,7 @@ class GridMatcher(Matcher):
 
     def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
         config, device = tables.config, tables.corpus.device
-        self.sharp, self.least, self.groups = sharp, least, config.groups
+        self.sharp, self.least = sharp, least
         # One token past the codebook marks places outside the image and unknown places; it has its own super-token.
         self.outside = config.vocab_size
         self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
