@@ -15,8 +15,8 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup import SamDrafter
 from lantern.drafters.trees import StaticTree, TreeDrafter, chain
 
-SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
-TOKEN_SIZES = ("family", "words")  # of targets with token prompts
+# what both models have in common; `words` are those of targets with token prompts
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster", "family", "words")
 
 
 class SmallModel:
@@ -30,8 +30,8 @@ class SmallModel:
     cache: Any = None  # its memory serves the next generation of the same sizes
 
     def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
-        for name in (*SIZES, *(() if target.config.family == "llamagen" else TOKEN_SIZES)):
-            got, expected = getattr(model.config, name, None), getattr(target.config, name)
+        for name in SIZES:
+            got, expected = (getattr(config, name, None) for config in (model.config, target.config))
             if got != expected:
                 raise ValueError(
                     f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
