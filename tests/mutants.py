@@ -67,16 +67,16 @@ core/types.py: drafters/test_drafts_match_training.py
 + return pad(self.path, (0, 1))
 
 decoding/cache.py: proof/test_trees.py
-- start[:, None] + self._first_slots[: nodes.shape[1]])
-+ start[:, None] + self._first_slots[: nodes.shape[1]] + 1)
+- start[:, None] + self._steps[: nodes.shape[1]])
++ start[:, None] + self._steps[: nodes.shape[1]] + 1)
 - self._tokens < lengths[:, None]
 + self._tokens <= lengths[:, None]
 
 decoding/cache.py: drafters/test_small_of_family.py
 - self._ends.scatter_(1, slots, is_end |
 + self._ends[:, self.first_stage_slot :] = False; self._ends.scatter_(1, slots, is_end |
-- is_end = (places - self.prefix + 1) % self.columns == 0
-+ is_end = (places - self.prefix) % self.columns == 0
+- .where((tokens + 1) % self.columns == 0, last)
++ .where(tokens % self.columns == 0, last)
 
 decoding/cache.py: decoding/test_joint.py
 - if part.buffer.data_ptr() != buffer.data_ptr():
@@ -362,8 +362,8 @@ drafters/heads.py: drafters/test_drafts_match_training.py
 + below = self.held.places + self.module.config.grid - 1
 
 drafters/lookup.py: drafters/test_sam.py
-- runs & (past.places >= back) & (past.known
-+ runs & (past.known
+- .masked_fill(past.known[:, None] < back, -2)
++ .masked_fill(past.known[:, None] < 0, -2)
 - FIELDS = ((0, -1), (-1, 0)
 + FIELDS = ((-1, 0), (0, -1)
 
@@ -372,8 +372,8 @@ drafters/lookup.py: drafters/test_sam.py
 + held.known[:, None] + steps - 1, step.tokens)
 
 drafters/lookup.py: drafters/test_sam.py
-- AutomatonState(length, old.link, old.end, dict(old.next))
-+ AutomatonState(length, old.link, end, dict(old.next))
+- context.lengths[:, parents, :, :-1] + 1
++ context.lengths[:, parents, :, 1:] + 1
 
 drafters/lookup.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
@@ -444,8 +444,8 @@ drafters/windows.py: proof/test_exact.py
 + own.masked_fill(is_new[..., None], -1.0)
 
 drafters/windows.py: drafters/test_windows.py
-- rows = self.held.chain[index.clamp(max=self.depth)]
-+ rows = self.held.chain[(index - 1).clamp(max=self.depth)]
+- (step.counts[:, None] + self.held.steps).clamp(max=self.depth)
++ (step.counts[:, None] + self.held.steps - 1).clamp(max=self.depth)
 
 engines/pass_times.py: engines/cuda/test_trial.py
 - self.cache.first.fill_(1)

@@ -8,14 +8,15 @@ from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
+from lantern.core.weights import quantized
 from lantern.decoding.cache import PromptCache, prefill
-from lantern.drafters.base import ranking
+from lantern.drafters.base import check_width, ranking
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup import SamDrafter
 from lantern.drafters.trees import StaticTree, TreeDrafter, chain
 
-SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
-TOKEN_SIZES = ("family", "words")  # of targets with token prompts
+# what both models have in common; `words` are those of targets with token prompts
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster", "family", "words")
 
 
 class SmallModel:
@@ -29,8 +30,8 @@ class SmallModel:
     cache: Any = None  # its memory serves the next generation of the same sizes
 
     def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
-        for name in (*SIZES, *(() if target.config.family == "llamagen" else TOKEN_SIZES)):
-            got, expected = getattr(model.config, name, None), getattr(target.config, name)
+        for name in SIZES:
+            got, expected = (getattr(config, name, None) for config in (model.config, target.config))
             if got != expected:
                 raise ValueError(
                     f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
@@ -147,41 +148,45 @@ class SelfCascadeDrafter(TreeDrafter):
         self.small.take(step)
 
 
-def brush(length: int, width: int) -> StaticTree:
-    """Return a chain of `length` tokens with `width` - 1 siblings at each."""
-    return StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
-
-
 class CascadeDrafter(TreeDrafter):
     """A cascade: a drafter guesses for a small model, and that one for the target (SpecMQuant, arXiv:2505.22179).
 
-    The inner drafter grows a chain of `length` - 1. The small model scores it in one pass and resamples every token of
-    it with the target's noise, in `rounds` rounds. After t of them at least the first t tokens, and all tokens before
-    the first that the last round changed, equal the small model's own samples. The target verifies the chain, with the
-    next best tokens as siblings, `width` candidates at each place. With 0 rounds the model resamples until a round
-    changes no token, at most `length` times: all tokens are then its own samples. Trees carry in `log_q` the small
-    model's distributions, given the tokens of the round before. ValueError for a width beyond the codebook and for a
-    chain of another length.
+    EAGLE's module drafts a chain of `length` - 1. The small `model`, with 4-bit layers if `bits` is 4, scores it in one
+    pass and resamples every token of it with the target's noise, in `rounds` rounds. After t of them at least the first
+    t tokens, and all tokens before the first that the last round changed, equal the small model's own samples. The
+    target verifies the chain, with the next best tokens as siblings, `width` candidates at each place. With 0 rounds
+    the model resamples until a round changes no token, at most `length` times: all tokens are then its own samples.
+    Trees carry in `log_q` the small model's distributions, given the tokens of the round before. ValueError for a width
+    beyond the codebook and for 4-bit layers of a model that is not LlamaGen's.
     """
 
     mode: DraftMode = "gumbel"
 
-    def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
-        if rounds < 0 or length < 2 or width < 1:
-            raise ValueError(f"rounds {rounds}, length {length}, width {width}: wanted at least 0, 2 and 1")
-        if inner.depth != length - 1:
-            raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
-        if width > small.model.config.vocab_size:
-            raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of tokens")
-        self.drafter, self.small = inner, small
-        self.tree, self.width, self.rounds, self.held = brush(length, width), width, rounds, Buffers()
-        self.needs_whole_prefix = inner.needs_whole_prefix
-        inner.most_committed = length + 1
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the host counts the rounds, which CUDA graphs do not allow."""
-        return not self.rounds
+    def __init__(
+        self,
+        module: Any,
+        target: Target,
+        model: Any,
+        *,
+        length: int,
+        width: int,
+        rounds: int,
+        bits: int = 0,
+        sampling: Sampling,
+    ) -> None:
+        if bits == 4:
+            if model.config.family != "llamagen":
+                raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
+            model = quantized(model)
+        self.drafter = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)
+        self.small = SmallModel(model, target, sampling=sampling, stage=length + 1)
+        # a chain with siblings at each token
+        self.tree = StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
+        check_width(self.tree, target.config.vocab_size)
+        self.width, self.rounds, self.held = width, rounds, Buffers()
+        self.needs_whole_prefix = self.drafter.needs_whole_prefix
+        self.needs_host = not rounds  # which counts the rounds
+        self.drafter.most_committed = length + 1
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Let the inner drafter and the small model read the prompt."""
@@ -210,24 +215,6 @@ class CascadeDrafter(TreeDrafter):
         """Pass the step to the inner drafter and the committed tokens to the small model."""
         self.drafter.observe(step)
         self.small.take(step)
-
-
-def cascade(
-    module: Any, target: Any, model: Any, *, length: int, width: int, rounds: int, bits: int, sampling: Sampling
-) -> CascadeDrafter:
-    """Return a cascade of the model's own drafter, its small model, with 4-bit layers if `bits` is 4, and the target.
-
-    ValueError for 4-bit layers of a model that is not LlamaGen's.
-    """
-    if bits == 4:
-        if model.config.family != "llamagen":
-            raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
-        from lantern.core.weights import quantized
-
-        model = quantized(model)
-    inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)
-    small = SmallModel(model, target, sampling=sampling, stage=length + 1)
-    return CascadeDrafter(inner, small, length=length, width=width, rounds=rounds)
 
 
 class RouterDrafter(TreeDrafter):

@@ -3,20 +3,18 @@
 The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among tokens,
 so contexts are also compared by super-tokens (k-means of the codebook) and on the grid:
 
-    suffix   the tokens or super-tokens that end here, in the image's own past and, by automaton, in a corpus
+    suffix   the tokens or super-tokens that end here, in the image's own past and, of super-tokens, in a corpus
     grid     the super-tokens at the left, above, upper left and upper right, and the tokens at the left and above
 
 Nothing is trained by gradients: the add-on holds the super-tokens and a small corpus of images.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
@@ -93,91 +91,16 @@ def super_tokens(codebook: Float[Tensor, "v d"], groups: int, seed: int = 0) -> 
     return nearest
 
 
-@dataclass
-class AutomatonState:
-    """All substrings with the same end positions: `next` state by symbol, suffix `link`, first `end`, longest `length`.
-
-    State 0 is the empty string. Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985.
-    """
-
-    length: int
-    link: int
-    end: int
-    next: dict[int, int] = field(default_factory=dict)
-
-
-def automaton(symbols: Iterable[int]) -> list[AutomatonState]:
-    """Return the states of all substrings, in constant time per symbol on average."""
-    states, last = [AutomatonState(0, -1, -1)], 0
-    for end, symbol in enumerate(symbols):
-        fresh, place = len(states), last
-        states.append(AutomatonState(end + 1, 0, end))
-        while place != -1 and symbol not in states[place].next:
-            states[place].next[symbol] = fresh
-            place = states[place].link
-        if place != -1:
-            found, length = states[place].next[symbol], states[place].length + 1
-            if states[found].length > length:  # too long to be a suffix here: a clone takes what is short enough
-                clone, old = len(states), states[found]
-                states.append(AutomatonState(length, old.link, old.end, dict(old.next)))
-                while place != -1 and states[place].next.get(symbol) == found:
-                    states[place].next[symbol] = clone
-                    place = states[place].link
-                old.link = found = clone
-            states[fresh].link = found
-        last = fresh
-    return states
-
-
-@dataclass(frozen=True)
-class WalkTable:
-    """An automaton as a table: every step is one look-up, so a device can walk it without the host.
-
-    `symbol` in state s leads to state `next[s, symbol]` with `min(length, cap[s, symbol]) + 1` matched symbols, or none
-    if that state is 0. `ends` holds where each state's first occurrence ends.
-
-        symbols  a b a b c        x, a, b lead to a state with 2 matched symbols, whose first occurrence ends at
-                                  position 1: "ab" is the longest suffix that occurs, and position 2 followed it
-    """
-
-    next: Int32[Tensor, "s k"]
-    cap: Int32[Tensor, "s k"]
-    ends: Int32[Tensor, " s"]
-
-    @classmethod
-    def of(cls, text: Iterable[int], symbols: int, device: torch.device | str = "cpu") -> "WalkTable":
-        """Return the table of a text, in which walks find symbols 0 .. `symbols` - 1."""
-        states = automaton(text)
-        leads, caps = np.zeros((2, len(states), symbols), dtype=np.int32)
-        for number in sorted(range(len(states)), key=lambda s: states[s].length):
-            state = states[number]
-            if number:  # a missing transition is that of the suffix, which is shorter: its row is complete
-                leads[number], caps[number] = leads[state.link], caps[state.link]
-            for symbol, target in state.next.items():
-                if symbol < symbols:
-                    leads[number, symbol], caps[number, symbol] = target, state.length
-        ends = np.array([state.end for state in states], dtype=np.int32)
-        return cls(*(torch.from_numpy(table).to(device) for table in (leads, caps, ends)))
-
-    def step(self, state: Tensor, length: Tensor, symbol: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states and lengths of the longest matching suffixes after one more symbol each."""
-        found = self.next[state, symbol].long()
-        longer = torch.minimum(length, self.cap[state, symbol].long()) + 1
-        return found, torch.where(found == 0, 0, longer)
-
-
-Found = tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]  # tokens of the corpus with their weights
+Found = tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]  # tokens with their weights
 
 
 @dataclass(frozen=True)
 class Context:
-    """Context of the nodes of a depth: length of the matching suffix before each place, state of the automaton."""
+    """Context of the nodes of a depth: the token of each, and lengths of the suffix that matches before each place."""
 
     left: Int[Tensor, "b f"]
     depth: int
-    lengths: Int[Tensor, "b f n"] | None = None
-    state: Int[Tensor, "b f"] | None = None
-    matched: Int[Tensor, "b f"] | None = None
+    lengths: Int[Tensor, "b f t n"] | None = None
 
 
 @dataclass(frozen=True)
@@ -208,12 +131,6 @@ class Matcher:
     Matchers run on the device, without the host.
     """
 
-    def begin(self, images: int, device: torch.device) -> None:
-        """Begin a generation."""
-
-    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Read the tokens that a step committed."""
-
     def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
         self._past = past
@@ -223,80 +140,50 @@ class Matcher:
         """Return the context of nodes with these tokens below their parents."""
         return Context(tokens, context.depth + 1)
 
-    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
-        """Return the weight of each of the image's own places, and what was found in the corpus."""
+    def evidence(self, context: Context) -> list[Found]:
+        """Return what was found in the image's own past and in the corpus."""
         raise NotImplementedError
 
 
 class SuffixMatcher(Matcher):
     """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
 
-    With `is_super` it compares super-tokens and also walks the corpus's automaton. Tokens are compared in the image's
-    own past only, because a look-up table of an automaton over thousands of tokens is too large.
+    With `is_super` it compares super-tokens, in the image's own past and in all images of the corpus; tokens are
+    compared in its own past only.
     """
 
     def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
-        self.sharp, self.least, self.reach, self.held = sharp, least, reach, Buffers()
-        config, device = tables.config, tables.corpus.device
-        own = torch.arange(config.vocab_size, device=device)
+        own = torch.arange(tables.config.vocab_size, device=tables.corpus.device)
         self.symbol_of = tables.group_of.long() if is_super else own
-        self.table: WalkTable | None = None
-        if is_super and config.pictures:
-            groups = tables.group_of.long()[tables.corpus.long()]
-            # A symbol that does not occur elsewhere separates the images.
-            parted = torch.nn.functional.pad(groups, (0, 1), value=config.groups).flatten()
-            self.table = WalkTable.of(parted.tolist(), config.groups, device)
-            self.follows = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=-1).flatten()
-
-    def begin(self, images: int, device: torch.device) -> None:
-        """Reset the state of the automaton."""
-        self.held.state = torch.zeros(images, dtype=torch.long, device=device)
-        self.held.matched = torch.zeros_like(self.held.state)
-
-    def read(self, tokens: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Advance the automaton by the committed tokens."""
-        if self.table is None:
-            return
-        for j, symbols in enumerate(self.symbol_of[tokens].unbind(1)):
-            state, matched = self.table.step(self.held.state, self.held.matched, symbols)
-            self.held.state = torch.where(j < counts, state, self.held.state)
-            self.held.matched = torch.where(j < counts, matched, self.held.matched)
+        self.corpus, self.reach = tables.corpus.long()[: None if is_super else 0], reach
+        lengths = torch.arange(reach + 1, device=own.device)
+        self.weight_of = torch.where(lengths >= least, (sharp * lengths.float()).exp(), 0.0)  # by length of the suffix
 
     def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
-        self._past, self._symbols, lengths = past, self.symbol_of[past.tokens], torch.zeros_like(past.tokens)
-        runs = torch.ones_like(lengths, dtype=torch.bool)
-        for back in range(1, self.reach + 1):
-            runs = runs & (self._symbols.roll(back, 1) == self.symbol_of[past.back(back)])
-            runs = runs & (past.places >= back) & (past.known >= back)[:, None]
-            lengths = lengths + runs.long()
-        return Context(past.back(1), 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
+        corpus, count = self.corpus.expand(len(past.tokens), -1, -1), past.tokens.shape[1]
+        self._texts = torch.cat([past.tokens[:, None], corpus], 1)  # of t images, the own one first
+        self._is_known = torch.cat([past.is_known, torch.ones_like(corpus, dtype=torch.bool)], 1)[:, None]
+        self._before = torch.nn.functional.pad(self.symbol_of[self._texts], (self.reach, 0), value=-1)
+        lengths = torch.full_like(self._texts, self.reach)
+        for back in range(self.reach, 0, -1):  # up to the nearest symbol that differs
+            last = self.symbol_of[past.back(back)].masked_fill(past.known[:, None] < back, -2)
+            is_other = self._before[..., self.reach - back :][..., :count] != last[..., None]
+            lengths = torch.where(is_other, back - 1, lengths)
+        return Context(past.back(1), 0, lengths[:, None])
 
     def extend(self, context: Context, parents: Int[Tensor, " f"], tokens: Int[Tensor, "b f"]) -> Context:
         """Return the context of nodes with these tokens below their parents."""
-        assert context.lengths is not None and context.state is not None and context.matched is not None
-        symbols = self.symbol_of[tokens]
-        before = torch.nn.functional.pad(self._symbols[:, :-1], (1, 0), value=-1)
-        longer = torch.nn.functional.pad(context.lengths[:, parents, :-1], (1, 0)) + 1
-        lengths = torch.where(before[:, None] == symbols[..., None], longer.clamp(max=self.reach), 0)
-        state, matched = context.state[:, parents], context.matched[:, parents]
-        if self.table is not None:
-            state, matched = self.table.step(state, matched, symbols)
-        return Context(tokens, context.depth + 1, lengths, state, matched)
+        assert context.lengths is not None
+        longer = torch.nn.functional.pad(context.lengths[:, parents, :, :-1] + 1, (1, 0)).clamp(max=self.reach)
+        is_same = self._before[:, None, :, self.reach - 1 : -1] == self.symbol_of[tokens][..., None, None]
+        return Context(tokens, context.depth + 1, torch.where(is_same, longer, 0))
 
-    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+    def evidence(self, context: Context) -> list[Found]:
         """Return what followed the matching places."""
-        assert context.lengths is not None and context.state is not None and context.matched is not None
-        is_past = self._past.is_known & (context.lengths >= self.least)
-        past = torch.where(is_past, (self.sharp * context.lengths.float()).exp(), 0.0)
-        if self.table is None:
-            return past, []
-        ends = self.table.ends[context.state].long()
-        tokens = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
-        matched = context.matched.clamp(max=self.reach)
-        is_good = (matched >= self.least) & (tokens >= 0)
-        weights = torch.where(is_good, (self.sharp * matched.float()).exp(), 0.0)
-        return past, [(tokens.clamp(min=0)[..., None], weights[..., None])]
+        assert context.lengths is not None
+        weights = torch.where(self._is_known, self.weight_of[context.lengths], 0.0)
+        return [(self._texts[:, None].expand_as(weights).flatten(2), weights.flatten(2))]
 
 
 class GridMatcher(Matcher):
@@ -307,7 +194,7 @@ class GridMatcher(Matcher):
 
     def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
         config, device = tables.config, tables.corpus.device
-        self.sharp, self.least, self.groups = sharp, least, config.groups
+        self.sharp, self.least = sharp, least
         # One token past the codebook marks places outside the image and unknown places; it has its own super-token.
         self.outside = config.vocab_size
         self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
@@ -322,7 +209,7 @@ class GridMatcher(Matcher):
         self._seen = fields_of(self._tokens[:, self.around], self.group_of)
         return super().root(past)
 
-    def evidence(self, context: Context) -> tuple[Float[Tensor, "b f n"], list[Found]]:
+    def evidence(self, context: Context) -> list[Found]:
         """Return the tokens of similar contexts."""
         place = (self._past.known + context.depth).clamp(max=self._past.tokens.shape[1] - 1)
         near = self._tokens.gather(1, self.around[place] % self._tokens.shape[1])[:, None]
@@ -332,8 +219,9 @@ class GridMatcher(Matcher):
         left = torch.where(is_begin, near[..., 0], context.left)
         key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
         agree = (self._seen[:, None] == key[:, :, None]).sum(-1)
-        past = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree.float()).exp(), 0.0)
-        return past, [table.look_up(key, self.sharp) for table in self.tables]
+        own = torch.where(self._past.is_known & (agree >= self.least), (self.sharp * agree.float()).exp(), 0.0)
+        tokens = self._past.tokens[:, None].expand_as(own)
+        return [(tokens, own), *(table.look_up(key, self.sharp) for table in self.tables)]
 
 
 class ContextTable:
@@ -405,7 +293,7 @@ class SamDrafter(TreeDrafter):
 
     q is proportional to the weights that the matcher of kind `match` finds; a share `smooth` of it goes to all tokens
     of the same super-token. A step may also commit tokens of a tree `beside` its own. ValueError for `least` above
-    `reach`, a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    `reach`, tables of another model, and a tree wider than the codebook.
     """
 
     mode: DraftMode = "gumbel"
@@ -432,8 +320,6 @@ class SamDrafter(TreeDrafter):
             raise ValueError(
                 f"the tables are of (vocab_size, block_size) {got}, the target of {expected}: make tables for it"
             )
-        if not 0 <= smooth <= 1:
-            raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
         check_width(tree, config.vocab_size)
         self.matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
         if match != "grid":
@@ -450,12 +336,10 @@ class SamDrafter(TreeDrafter):
         self.held.sizes = torch.bincount(self.held.group_of, minlength=self.tables.config.groups).float()
         self.held.tokens = torch.zeros(images, self.room, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
-        self.matcher.begin(images, device)
 
     def observe(self, step: Step) -> None:
         """Append the committed tokens to the past."""
         append(self.held, step)
-        self.matcher.read(step.tokens, step.counts)
 
     def propose(self) -> DraftTree:
         """Grow the tree, with one search of the past per depth that has children."""
@@ -465,19 +349,18 @@ class SamDrafter(TreeDrafter):
             if depth > 0:
                 context = self.matcher.extend(context, level.parents, ranked[-1][:, level.pairs])
             places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
-            scores = self._log_q(*self.matcher.evidence(context)) + self.noise.gumbel(places)
+            scores = self._log_q(self.matcher.evidence(context)) + self.noise.gumbel(places)
             ranked.append(scores.topk(level.width, dim=-1).indices.flatten(1))
         return self.drafted(ranked, [])
 
-    def _log_q(self, past: Float[Tensor, "b f n"], found: list[Found]) -> Float[Tensor, "b f v"]:
+    def _log_q(self, found: list[Found]) -> Float[Tensor, "b f v"]:
         """Return log q of what was found."""
-        images, nodes, _ = past.shape
-        q = past.new_zeros(images, nodes, self.vocab_size)
-        q = q.scatter_add(-1, self.held.tokens[:, None, : self.count].expand(-1, nodes, -1), past)
+        weights = found[0][1]
+        q = weights.new_zeros(*weights.shape[:2], self.vocab_size)
         for tokens, weights in found:
             q = q.scatter_add(-1, tokens, weights)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
-        mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
+        mass = q.new_zeros(*q.shape[:2], len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
         similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
         return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
 
@@ -487,17 +370,13 @@ class RepeatDrafter(Drafter):
 
     It is a baseline of what drafting gains without learning. Left of the first column is the end of the row above. The
     first row has none above it and repeats the left one. A neighbour that is itself a draft is followed to the token
-    that it repeats. ValueError for another side and for a length below 1.
+    that it repeats.
     """
 
     mode: DraftMode = "point"
     records_log_q = False
 
     def __init__(self, target: Target, *, side: Literal["left", "above"], length: int) -> None:
-        if side not in ("left", "above"):
-            raise ValueError(f'side is "{side}", wanted left or above')
-        if length < 1:
-            raise ValueError(f"length is {length}, wanted at least 1")
         self.count = target.config.block_size
         self.distance = 1 if side == "left" else target.config.raster.columns
         self.depth = min(length, self.count)

@@ -26,7 +26,6 @@ MIN_LOG, STOPPED, MAX_LOG = -15.0, -200.0, -1e-3
 STOPPED_BELOW = -190.0
 TRAITS = ("joint", "match", "log_q", "entropy", "gap", "depth", "rank", "left", "up", "up_right", "row", "column")
 PRIOR = 0.5  # acceptance at places without neighbours, and of all before the first step
-VALUES = ("q", "match")
 LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 # Traits are divided by these, so that all are of the order of 1.
 SCALES = {"joint": 10.0, "match": 5.0, "log_q": 10.0, "entropy": 8.0, "gap": 5.0, "depth": 8.0, "rank": 8.0}
@@ -203,15 +202,11 @@ class Eagle2(Policy):
 
     The value of a node is the product of q along its path. With `value` "match" the product is of the probabilities
     to be the target's own sample, estimated from scores log q + noise. This is the confidence where tokens are sampled
-    with the target's noise; without noise both give the same order. ValueError for another value.
+    with the target's noise; without noise both give the same order.
     """
 
-    value: str = "q"
+    value: Literal["q", "match"] = "q"
     sizes_vary: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.value not in VALUES:
-            raise ValueError(f'value is "{self.value}", wanted one of {", ".join(VALUES)}')
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log q of the candidates, or their log probability to match."""

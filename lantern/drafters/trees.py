@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.config import hint_for
+from lantern.core.config import nearest
 from lantern.core.sampling import Noise
 from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape, ancestors_of
 
@@ -189,8 +189,8 @@ def named(name: str) -> StaticTree:
 
     "spine_S_N_D" is a chain of S nodes with the tree "grown_N_D" below its end.
 
-    ValueError for another name suggests the nearest. Of the trees of LANTERN++ (arXiv:2502.06352) "mc_sim_7b_63",
-    "naive_extend_57" and "chain" are included.
+    ValueError for another name lists these and suggests the nearest. Of the trees of LANTERN++ (arXiv:2502.06352)
+    "mc_sim_7b_63", "naive_extend_57" and "chain" are included.
     """
     if name in TREES:
         return TREES[name]
@@ -202,18 +202,8 @@ def named(name: str) -> StaticTree:
         return grown(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"spine_([1-9]\d?)_([1-9]\d{0,2})_([1-9]\d?)", name):
         return spine(int(found[1]), grown(int(found[2]), int(found[3])))
-    if name in NOT_INCLUDED:
-        raise ValueError(
-            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
-            f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D, spine_S_N_D'
-        )
-    if re.match(r"(chain|grown|spine)_\d", name, re.ASCII):
-        raise ValueError(
-            f'tree "{name[:80]}" is out of range or misspelled: wanted chain_N, grown_N_D or spine_S_N_D, where N is'
-            " from 1 to 999, and S, D and a chain's N from 1 to 99"
-        )
-    hint = hint_for(name, TREES, f"known are {', '.join(TREES)}, chain_N, grown_N_D and spine_S_N_D")
-    raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
+    known = f"{', '.join(TREES)}, chain_N, grown_N_D, spine_S_N_D (N to 999, S, D and a chain's N from 1 to 99)"
+    raise ValueError(f'tree "{name[:80]}" is unknown, wanted one of {known}{nearest(name, TREES)}')
 
 
 def _parse(text: str) -> StaticTree:
@@ -236,8 +226,6 @@ TREES = {
     "narrow_10": from_widths((3, 3, 2, 1, 1)),
     "wide_15": from_widths((6, 5, 3, 1)),
 }
-# Trees of LANTERN++'s code whose nodes are not published elsewhere, with their number of drafted nodes.
-NOT_INCLUDED = {"mc_sim_7b_63_balanced": 25, "medusa_2_7b_63": 63, "reverse_balanced_25": 25}
 
 
 class TreeDrafter(Drafter):

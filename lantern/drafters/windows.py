@@ -1,6 +1,7 @@
 """Jacobi windows: drafters without a network, which reuse the target's own samples of the last pass."""
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +10,7 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
 from lantern.drafters.base import ranking
-from lantern.drafters.trees import Choice, StaticTree, TreeDrafter
+from lantern.drafters.trees import Choice, StaticTree
 
 TRIAL = 10  # steps after which a window that commits fewer than `least` tokens a step is given up
 INITS = ("random", "repeat-left")
@@ -69,7 +70,7 @@ class JacobiDrafter(Drafter):
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Read the prompt."""
         images, device = len(prompt.mask), prompt.mask.device
-        self.nodes, self._taken = self.max_nodes, 0
+        self.nodes, self._taken = self.depth + 1, 0
         self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         if self.init == "random":
@@ -139,7 +140,7 @@ def fronted(window: int, width: int, levels: int) -> StaticTree:
     return StaticTree(tuple(choices))
 
 
-class SjdPacDrafter(TreeDrafter):
+class SjdPacDrafter(JacobiDrafter):
     """SJD-PAC: a small tree at the front of a window, where it is least certain (arXiv:2603.18599).
 
     The tokens right behind the last committed one were sampled with another token in its place, so they are the most
@@ -157,77 +158,59 @@ class SjdPacDrafter(TreeDrafter):
     than two, for a front wider than the codebook, and for a front without nodes.
     """
 
-    mode: DraftMode = "gumbel"
-    reads_samples = True
-
     def __init__(
         self, target: Target, *, sampling: Sampling, window: int = 16, width: int = 3, levels: int = 2
     ) -> None:
-        if window < 2:
-            raise ValueError(f"the window is {window}, wanted at least 2: the last token and one draft")
-        if not 1 <= width <= target.config.vocab_size or levels < 1:
-            raise ValueError(
-                f"the front is {width} wide, {levels} deep: wanted 1 to {target.config.vocab_size}, and at least 1"
-            )
-        self.held, self.sampling, self.count = Buffers(), sampling, target.config.block_size
+        super().__init__(target, window=window, init="repeat-left", keeps_distributions=False)
+        if not 1 <= width <= self.vocab_size or levels < 1:
+            raise ValueError(f"the front is {width} wide, {levels} deep: wanted 1 to {self.vocab_size}, and at least 1")
         self.draft_sampling = ranking(sampling)
-        window = max(min(window, self.count), 2)
-        self.tree, self.width, self.front = fronted(window, width, levels), width, min(levels, window - 1)
+        self.tree, self.width, self.front = fronted(self.nodes, width, levels), width, min(levels, self.depth)
+        self.max_nodes = self.tree.max_nodes
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Create the constants of the tree."""
         super().begin(prompt, noise)
-        device = prompt.mask.device
-        choices = ((), *self.tree.choices)
-        chain = [i for i, choice in enumerate(choices) if not any(choice)]
-        self.held.chain = torch.tensor(chain, device=device)
+        device, choices = prompt.mask.device, ((), *self.tree.choices)
+        self.noise, self.shape = noise, self.tree.shape(device)
+        self.held.chain = torch.tensor([i for i, choice in enumerate(choices) if not any(choice)], device=device)
         # For each node its column in [root, window, second and further tokens of the front].
         self.held.sources = torch.tensor([self._source(choice) for choice in choices], device=device)
-        self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=device)
-        self.held.steps = torch.arange(self.depth, device=device)
+        self.held.steps = torch.arange(self.front, device=device)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
-        return DraftTree(self.held.tokens.clone(), self.shape, self.mode)  # a step outlives the window
+        return DraftTree(self.held.tree.clone(), self.shape, self.mode)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed tokens; the distributions behind it give the front.
 
         Behind given tokens the whole window repeats the last of them.
         """
-        counts = step.counts
-        self.held.known.add_(counts)
-        root = step.tokens.gather(1, (counts - 1).clamp(min=0)[:, None])
         if step.verdict is None:
-            self._build(root, root.expand(-1, self.depth), root[..., None].expand(-1, self.front, self.width))
-            return
-        assert step.verdict.samples is not None, "the verifier returned no samples for a window"
-        # Row e of the chain is the distribution of token start + e in this pass.
-        sampled = step.verdict.samples[:, self.held.chain]
-        index = counts[:, None] + self.held.steps
-        window = sampled.gather(1, index.clamp(max=self.depth))
-        window = torch.where(
-            index > self.depth, torch.where(counts[:, None] > self.depth, root, sampled[:, -1:]), window
-        )
-        self._build(root, window, self._front(step, index[:, : self.front]))
-
-    def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
-        """Return the best tokens by these rows of the chain, with the noise of their new places."""
-        rows = self.held.chain[index.clamp(max=self.depth)]
-        logits = step.scores.logits.take_along_dim(rows[:, None, :, None], 2)
-        places = (self.held.known[:, None] + self.held.steps[: self.front]).clamp(max=self.count - 1)
-        scores = self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)
-        return scores.topk(self.width, dim=-1).indices
-
-    def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
-        """Arrange tokens as a tree; a token that the window already holds is replaced by the next best."""
-        own = window[:, : self.front, None]
-        others = torch.arange(self.width, device=root.device).expand_as(front)
-        # The window's own token is sorted to the end of the candidates and dropped.
+            super().observe(step)
+            front = self.held.tokens[:, :1, None].expand(-1, self.front, self.width)
+        else:
+            assert step.verdict.samples is not None, "the verifier returned no samples for a window"
+            # Node e of the chain samples token start + e, but the last committed one may follow a sibling.
+            last = (step.counts - 1).clamp(min=0)[:, None]
+            samples = step.verdict.samples[:, self.held.chain].scatter(1, last, step.tokens.gather(1, last))
+            super().observe(replace(step, verdict=replace(step.verdict, samples=samples)))
+            front = self._front(step)
+        # A token that the window already holds is sorted to the end of the candidates, and the next best replaces it.
+        own = self.held.tokens[:, 1 : self.front + 1, None]
+        others = torch.arange(self.width, device=front.device).expand_as(front)
         order = torch.where(front == own, self.width, others).argsort(-1)
         others = front.gather(2, order)[..., : self.width - 1]
-        tokens = torch.cat([root, window, others.flatten(1)], 1)
-        self.held.tokens = tokens[:, self.held.sources]
+        self.held.tree = torch.cat([self.held.tokens, others.flatten(1)], 1)[:, self.held.sources]
+
+    def _front(self, step: Step) -> Int[Tensor, "b l k"]:
+        """Return the best tokens by the first rows behind the committed tokens, with the noise of their new places."""
+        rows = self.held.chain[(step.counts[:, None] + self.held.steps).clamp(max=self.depth)]
+        logits = step.scores.logits.take_along_dim(rows[:, None, :, None], 2)
+        places = (self.held.known[:, None] + self.held.steps).clamp(max=self.count - 1)
+        scores = self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)
+        return scores.topk(self.width, dim=-1).indices
 
     def _source(self, choice: Choice) -> int:
         depth = len(choice)

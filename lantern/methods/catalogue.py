@@ -25,7 +25,7 @@ named, chain = lazy("lantern.drafters.trees", "named", "chain")
 MedusaDrafter, VerticalDrafter, ParallelDrafter = lazy(HEADS, "MedusaDrafter", "VerticalDrafter", "ParallelDrafter")
 JacobiDrafter, SjdPacDrafter = lazy("lantern.drafters.windows", "JacobiDrafter", "SjdPacDrafter")
 SamDrafter, Repeat = lazy(LOOKUP, "SamDrafter", "RepeatDrafter")
-RouterDrafter, SelfCascadeDrafter, Cascade = lazy(COMBINED, "RouterDrafter", "SelfCascadeDrafter", "cascade")
+RouterDrafter, SelfCascadeDrafter, Cascade = lazy(COMBINED, "RouterDrafter", "SelfCascadeDrafter", "CascadeDrafter")
 Gumbel = lazy("lantern.verifiers.gumbel", "GumbelVerifier")
 Rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
 Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
@@ -105,6 +105,15 @@ GAIN = "largest factor by which a draft's probability grows; 1 is exact"
 CLAIM = "largest probability that a draft claims from others"
 SAMPLES = opt(2, 1, 10**6, "samples of the target per token; 1 is exact", sweep=(2, 3))
 MEASURED = opt(True, help="measure the total variation in passes over the finished image; else it is NaN")
+BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
+COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
+SKIP = opt(1, 0, 32, "tokens of a step that are not verified; 0 is exact", sweep=(1, 2))
+REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a token stays in the window")
+SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
+VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
+RATE = "accepted share of the depth from which the next tree is deeper"
+COUPLED = "how the moved distribution is sampled: under fixed noise as gumbel-jacobi, or coupled as scd"
+DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
 LEAD = "tokens of the row above before a row begins; a whole row is exact"
 PASSES = "passes of the small model per step of the target; 0 is until all tokens of the chain are its own"
 
@@ -133,23 +142,25 @@ def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **h
     return drafter(m.part(part), m.target, tree=named(tree), **how, **drafting(m, mode))
 
 
-DYNAMIC = "eagle2_"  # of names of trees that grow from the drafter's confidence
-
-
 def eagle(
-    m: Parts, tree: str, mode: str = "gumbel", module: Any = None, relaxed: bool = False, makes: Any = (None, None)
+    m: Parts,
+    tree: str,
+    mode: str = "gumbel",
+    part: str = DRAFTER,
+    relaxed: bool = False,
+    makes: Any = (EagleDrafter, GrowingDrafter),
 ) -> Deferred:
     """EAGLE's drafter of a static tree, or of a published dynamic one, by its name; `makes` are classes for both."""
-    how, (static, growing) = drafting(m, mode, relaxed), makes
+    how, (static, growing), module = drafting(m, mode, relaxed), makes, m.part(part)
     if not tree.startswith(DYNAMIC):
-        return (static or EagleDrafter)(module or m.drafter, m.target, tree=named(tree), **how)
+        return static(module, m.target, tree=named(tree), **how)
     found = re.fullmatch(r"eagle2_([1-9]\d{0,3})_([1-9]\d{0,3})_([1-9]\d{0,3})", tree)
     if found is None:
         raise ValueError(f'tree is "{tree[:40]}", wanted eagle2_NODES_WIDTH_DEPTH, such as eagle2_59_10_6')
     if relaxed:  # the noise would decide where p is relaxed, and tokens would not follow r
         raise ValueError(f'tree is "{tree}", wanted a static one, such as grown_8_2: a relaxed p needs it')
     growth = Growth(*map(int, found.groups()), 1.0)
-    return (growing or GrowingDrafter)(module or m.drafter, m.target, policy=Eagle2(), growth=growth, **how)
+    return growing(module, m.target, policy=Eagle2(), growth=growth, **how)
 
 
 def grown(
@@ -170,12 +181,15 @@ def tested(mode: str) -> Deferred:
     return Gumbel() if mode == "gumbel" else Rejection()
 
 
-def claimed(m: Parts, tree: str, rule: Deferred, drafts: str) -> tuple[Deferred, Deferred]:
-    """Drafts that are tested by a rule that lets a draft claim its neighbours' probability.
+def claimed(
+    m: Parts, make: Any, tree: str, k: float, residual: str, shared: bool, drafts: str, **budget: float
+) -> tuple[Deferred, Deferred]:
+    """Drafts that are tested by a rule that lets a draft claim the probability of its k nearest tokens up to a budget.
 
     Drafts of a dynamic tree are not sampled, since rejection forbids to drop a sampled token.
     """
-    mode = "point" if tree.startswith(DYNAMIC) else "sampled"
+    table, mode = m.neighbours(k, spare=residual == "released"), "point" if tree.startswith(DYNAMIC) else "sampled"
+    rule = make(table, m.count(k), m.distances(k), residual, shared, **budget)
     is_parallel = drafts == "parallelspec"
     drafter = head(m, ParallelDrafter, "parallelspec", tree, mode) if is_parallel else eagle(m, tree, mode)
     return drafter, Greedy(rule) if m.greedy else Rejection(relaxation=rule)
@@ -199,9 +213,9 @@ def auto(m: Parts):
 
 
 @method(paper="2401.15077")
-def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel"):
+def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel", part: str = DRAFTER):
     """EAGLE-1 drafts"""
-    return eagle(m, tree, mode), tested(mode)
+    return eagle(m, tree, mode, part), tested(mode)
 
 
 preset("eagle1-rejection", "eagle1", "EAGLE-1 drafts, sampled, tested by multi-round rejection", mode="sampled")
@@ -218,22 +232,16 @@ OF_25 = dict(mode="sampled", tree="mc_sim_7b_63")  # EAGLE-1's tree of 25 nodes
 preset("eagle1-paper", "eagle1", "EAGLE-1 as published: its static tree of 25 nodes, rejection", **OF_25)
 
 
-@method(paper="2503.01840")
-def eagle3(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
-    """EAGLE-3 drafts, from three layers of the target and by a head of their own"""
-    return eagle(m, tree, mode, m.part("eagle3")), tested(mode)
-
+EAGLE3 = dict(part="eagle3", tree="grown_15_4", paper="2503.01840", page="eagle3")
+preset("eagle3", "eagle1", "EAGLE-3 drafts, from three layers of the target and by a head of their own", **EAGLE3)
 
 OF_59 = dict(mode="point", tree="eagle2_59_10_6")
 TO_8 = dict(mode="point", tree="eagle2_59_10_8")
 preset("eagle3-paper", "eagle3", "EAGLE-3 as published: the 59 nodes of highest confidence to depth 8", **TO_8)
 
 
-@method(paper="2506.03566")
-def poss(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
-    """PosS: drafts by position specialists, a layer for each two depths"""
-    return eagle(m, tree, mode, m.part("poss")), tested(mode)
-
+POSS = dict(part="poss", tree="grown_15_4", paper="2506.03566", page="poss")
+preset("poss", "eagle1", "PosS: drafts by position specialists, a layer for each two depths", **POSS)
 
 TO_7 = dict(mode="point", tree="eagle2_59_10_7")
 preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confidence to depth 7", **TO_7)
@@ -242,13 +250,11 @@ preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confide
 @method(paper="2509.15235")
 def vispec(m: Parts, tree: str = TREE, mode: str = "gumbel"):
     """ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption"""
-    return eagle(m, tree, mode, m.part("vispec"), makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
+    return eagle(m, tree, mode, "vispec", makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
 
 
 OF_29 = dict(mode="point", tree="eagle2_29_8_4")
 preset("vispec-paper", "vispec", "ViSpec as published: the 29 nodes of highest confidence to depth 4", **OF_29)
-
-VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
 
 
 @method(GROWTH, paper="2406.16858")
@@ -340,7 +346,6 @@ def adt_tree(m: Parts, end: float = opt(0.1, 0, 1, "probability of reaching the 
     return grown(m, AdtTree(end, growth["nodes"]), "gumbel", **growth), Gumbel()
 
 
-RATE = "accepted share of the depth from which the next tree is deeper"
 SIZES = {name: replace(GROWTH[name], default=size) for name, size in published(58, 20, 10).items() if name in GROWTH}
 
 
@@ -389,8 +394,6 @@ def parallelspec(m: Parts, tree: str = tree_of("grown_8_3"), mode: str = "gumbel
 
 preset("parallelspec-paper", "parallelspec", "ParallelSpec as published: EAGLE-1's tree from one pass", **OF_25)
 
-BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
-
 
 @method(paper="2510.25739")
 def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
@@ -409,14 +412,11 @@ def fr_spec(
     return FrSpecDrafter(m.drafter, m.target, m.part("fr-spec"), **how), Gumbel()
 
 
-SHARE = opt(0.25, 0, 1, "share of the tokens that the head scores")
-
-
 @method(paper="2502.14856", page="fr-spec")
 def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
     """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the tokens"""
     growing = partial(GrowingFrSpecDrafter, table=m.part("fr-spec"), share=share)
-    return eagle(m, tree, "point", makes=(None, growing)), Rejection()
+    return eagle(m, tree, "point", makes=(EagleDrafter, growing)), Rejection()
 
 
 @method(SAM, paper="2411.10666")
@@ -428,8 +428,6 @@ def sam(m: Parts, tree: str = TREE, **matching: Any):
 SUFFIX = dict(tree="chain_40", match="tokens", least=5, reach=40, smooth=0.0)
 preset("sam-paper", "sam", "SAM decoding as published: 40 tokens behind the longest suffix of five or more", **SUFFIX)
 
-COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
-
 
 @method(SAM, paper="2411.10666", page="sam")
 def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any):
@@ -438,19 +436,14 @@ def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any
     return RouterDrafter(eagle(m, tree), beside), Gumbel()
 
 
-REPEATED = opt(4, 1, None, "tokens drafted in a step")
-
-
 @method(page="repeat")
-def repeat_left(m: Parts, length: int = REPEATED):
+def repeat_left(m: Parts, length: int = opt(4, 1, None, "tokens drafted in a step"), side: str = "left"):
     """no drafter: the next tokens are drafted as copies of the last one; a baseline"""
-    return Repeat(m.target, side="left", length=length), Gumbel()
+    return Repeat(m.target, side=side, length=length), Gumbel()
 
 
-@method(page="repeat")
-def repeat_above(m: Parts, length: int = REPEATED):
-    """no drafter: the next tokens are drafted as copies of those above them; a baseline"""
-    return Repeat(m.target, side="above", length=length), Gumbel()
+ABOVE = "no drafter: the next tokens are drafted as copies of those above them; a baseline"
+preset("repeat-above", "repeat-left", ABOVE, side="above")
 
 
 @method(paper="2408.07978")
@@ -492,8 +485,6 @@ OF_16, OF_64 = dict(window=16, init="random"), dict(window=64, init="random")
 preset("sjd-paper", "sjd", "speculative Jacobi as published: windows of 16 tokens that begin with random ones", **OF_16)
 preset("scd-paper", "scd", "coupled Jacobi as published: windows of 64 tokens that begin with random ones", **OF_64)
 
-REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a token stays in the window")
-
 
 @method(WINDOWS, name="sjd++", paper="2512.07503", page="sjd-pp")
 def sjd_pp(m: Parts, reuse: float = REUSE, **window: Any):
@@ -516,9 +507,6 @@ def sjd_pac(
 ):
     """no drafter: gumbel-jacobi with a tree of runners-up at the window's front"""
     return SjdPacDrafter(m.target, sampling=m.sampling, window=window, width=width, levels=levels), Gumbel()
-
-
-COUPLED = "how the moved distribution is sampled: under fixed noise as gumbel-jacobi, or coupled as scd"
 
 
 @method(WINDOWS)
@@ -560,16 +548,13 @@ def grouped(m: Parts, tree: str = TREE, **radii: Any):
 @method(CLAIMS, paper="2410.03355")
 def lantern(
     m: Parts,
-    residual: str,
-    shared: bool,
-    drafts: str,
     tree: str = tree_of("chain_3"),
     k: float = opt(100, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
+    **how: Any,
 ):
     """LANTERN: a draft may claim its k nearest tokens' probability up to delta"""
-    table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, Lantern(table, m.count(k), m.distances(k), residual, shared, delta=delta), drafts)
+    return claimed(m, Lantern, tree, k, **how, delta=delta)
 
 
 OF_58 = dict(k=0.061, delta=0.4, tree="eagle2_58_10_5")  # k is 1,000 of LlamaGen's 16,384
@@ -582,16 +567,13 @@ preset("lantern-released", "lantern", OF_CODE, residual="released", **OF_58)
 @method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")
 def lantern_pp(
     m: Parts,
-    residual: str,
-    shared: bool,
-    drafts: str,
     tree: str = TREE,
     k: float = opt(10, 0, MAX_NEIGHBOURS, ALIKE, is_share=True),
     lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
+    **how: Any,
 ):
     """LANTERN++: a draft may claim its k nearest tokens' probability up to (lambda - 1) times its own"""
-    table = m.neighbours(k, spare=residual == "released")
-    return claimed(m, tree, LanternPP(table, m.count(k), m.distances(k), residual, shared, lambda_=lambda_), drafts)
+    return claimed(m, LanternPP, tree, k, **how, lambda_=lambda_)
 
 
 STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")
@@ -610,8 +592,6 @@ def cool(
 
 
 preset("cool-paper", "cool", "COOL-SD as published: a chain of five tokens", tree="chain_5")
-
-SKIP = opt(1, 0, 32, "tokens of a step that are not verified; 0 is exact", sweep=(1, 2))
 
 
 @method(paper="2511.13587")

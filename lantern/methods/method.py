@@ -213,10 +213,6 @@ def lazy(module: str, *names: str) -> Any:
 
     def deferred(path: str) -> Callable[..., Deferred]:
         def call(*args: Any, **named: Any) -> Deferred:
-            for one in (*args, *named.values()):
-                inside = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
-                if any(isinstance(part, Ask | Deferred) for part in inside):
-                    raise ValueError(f"{path} got parts inside a {type(one).__name__}, wanted each as an argument")
             return Deferred(path, args, named)
 
         return call
@@ -474,24 +470,12 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
 
 
 def _add(one: Method) -> None:
-    """Add a method to METHODS; ValueError for a name that another one has, and for a wrong declaration."""
-    if not re.fullmatch("[a-z0-9+-]+", one.name):
-        raise ValueError(f'method "{one.name}" has no name that `find` reads, wanted small letters, digits, + and -')
+    """Add a method to METHODS; ValueError for a name that another one has, and for a default that is not legal."""
     sources = [(each.function.__module__, each.function.__qualname__) for each in (one, METHODS.get(one.name, one))]
     if sources[0] != sources[1]:
         raise ValueError(f'method "{one.name}" is declared by {".".join(sources[1])} already: give another name')
     for option in one.options.values():
-        if type(option.default) not in (bool, int, float, str):
-            raise ValueError(
-                f'method "{one.name}": {option.label} is {option.default!r}, wanted a number, a name or a bool'
-            )
         option.check(option.default)
-    given, parameters = {*one.options, *one.fixed}, [*inspect.signature(one.function).parameters.values()]
-    if not parameters:
-        raise ValueError(f'method "{one.name}" takes nothing, wanted the parts of a model first')
-    for each in parameters[1:]:
-        if each.name not in given and each.default is each.empty and each.kind is not each.VAR_KEYWORD:
-            raise ValueError(f'method "{one.name}": {each.name} has no default, wanted an `opt`')
     METHODS[one.name] = one
 
 
@@ -526,21 +510,22 @@ def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any
     `give` holds target, sampling, parts by name, neighbours and codebook; ValueError for what is missing.
     """
 
+    table, codebook = give["neighbours"], give["codebook"]
+
     def get(ask: Ask) -> Any:
-        value = give["parts"].get(ask.value) if ask.what == "part" else give.get(ask.what)
         if ask.what == "count":
-            return count_of(ask.value, len(give["neighbours"]))
+            return count_of(ask.value, len(table))
         if ask.what == "distances":
-            if give["codebook"] is None or give["neighbours"] is None:
+            if codebook is None or table is None:
                 return None
             distances = resolved("lantern.verifiers.relaxations.neighbours:proximity_distances")
-            table = give["neighbours"]
-            return distances(give["codebook"], table[:, : count_of(ask.value, len(table))])
-        if ask.what in ("codebook", "vectors"):
-            value = give["codebook"]
-        if value is None and ask.what != "codebook":
+            return distances(codebook, table[:, : count_of(ask.value, len(table))])
+        found = codebook if ask.what == "vectors" else give.get(ask.what)
+        if ask.what == "part":
+            found = give["parts"].get(ask.value)
+        if found is None and ask.what != "codebook":
             raise ValueError(f'method "{method.name}" needs {_lacking(ask, method.name)}')
-        return value
+        return found
 
     made = method.describe(greedy)
     return made.drafter and made.drafter.make(get), made.verifier and made.verifier.make(get)

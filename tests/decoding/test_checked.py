@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -49,25 +50,21 @@ class Keep(Relaxation):
 @pytest.fixture(autouse=True)
 def _wrong() -> Iterator[None]:
     guess, match, keep = lazy(__name__, "Guess", "Match", "Keep")
-    rejection, relaxed = (
-        lazy("lantern.verifiers.rejection", "RejectionVerifier"),
-        lazy("lantern.verifiers.relaxed", "RelaxedVerifier"),
-    )
+    rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
+    relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
+    with patch.dict(METHODS), patch.dict(CHANGES):
 
-    @method(name="wrong")
-    def wrong(m: Parts) -> Any:
-        """drafts that are repeated, with faults"""
-        return guess(m.target, length=3, side="left"), match()
+        @method(name="wrong")
+        def wrong(m: Parts) -> Any:
+            """drafts that are repeated, with faults"""
+            return guess(m.target, length=3, side="left"), match()
 
-    @method(name="wrong-relaxed")
-    def wrong_relaxed(m: Parts) -> Any:
-        """a relaxation that changes nothing, with faults"""
-        return guess(m.target, length=3, side="left"), relaxed(keep(), rejection())
+        @method(name="wrong-relaxed")
+        def wrong_relaxed(m: Parts) -> Any:
+            """a relaxation that changes nothing, with faults"""
+            return guess(m.target, length=3, side="left"), relaxed(keep(), rejection())
 
-    yield
-    for name in ("wrong", "wrong-relaxed"):
-        METHODS.pop(name)
-    CHANGES.clear()
+        yield
 
 
 def decoded(name: str) -> torch.Tensor:
@@ -145,19 +142,17 @@ def test_a_pruned_tree_keeps_its_ranks() -> None:
     refused(check_shape, twins, "Guess", match="Guess proposed a tree with siblings of equal ranks")
 
 
-@pytest.mark.parametrize("message", TREES)
-def test_wrong_trees(message: str) -> None:
-    CHANGES["tree"] = TREES[message]
-    refused(decoded, "wrong", match=f"Guess .*{message}")
+PARTS: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("tree", "wrong", "Guess .*", TREES),
+    ("verdict", "wrong", "Match .*", VERDICTS),
+    ("relaxed", "wrong-relaxed", "Keep returned a ", RELAXED),
+]
 
 
-@pytest.mark.parametrize("message", VERDICTS)
-def test_wrong_verdicts(message: str) -> None:
-    CHANGES["verdict"] = VERDICTS[message]
-    refused(decoded, "wrong", match=f"Match .*{message}")
-
-
-@pytest.mark.parametrize("message", RELAXED)
-def test_wrong_relaxations(message: str) -> None:
-    CHANGES["relaxed"] = RELAXED[message]
-    refused(decoded, "wrong-relaxed", match=f"Keep returned a {message}")
+@pytest.mark.parametrize(
+    ("part", "name", "message", "change"),
+    [(part, name, own + message, change) for part, name, own, table in PARTS for message, change in table.items()],
+)
+def test_wrong_parts_are_refused(part: str, name: str, message: str, change: Any) -> None:
+    CHANGES[part] = change
+    refused(decoded, name, match=message)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
+from lantern.core.types import Generation
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint
 from lantern.drafters.windows import TRIAL
@@ -50,11 +51,8 @@ def joined(made: Decoder) -> Joint:
     return Joint(made.engine.group, made.engine.drive)
 
 
-def alone(made: Decoder, i: int) -> Tensor:
-    joint, state = joined(made), begun(made, i)
-    while not state.is_done():
-        joint.take([state])
-    return state.result().tokens[0]
+def alone(made: Decoder, i: int) -> Generation:
+    return made.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,7 @@ def test_tokens_are_those_of_the_generation_alone(name: str, kind: str) -> None:
             made[i] = running.pop(i).result().tokens[0]
     assert sorted(made) == [0, 2, 3]
     for i, tokens in made.items():
-        whole = decoder(name, SAMPLINGS[i], kind, **small).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
-        assert torch.equal(tokens, whole.tokens[0])
+        assert torch.equal(tokens, alone(decoder(name, SAMPLINGS[i], kind, **small), i).tokens[0])
 
 
 @pytest.mark.parametrize("kind", ["eager", CPU])
@@ -117,7 +114,7 @@ def test_samplings_share_passes_and_memory_is_freed_without_the_garbage_collecto
 def test_steps_of_one_call_end_when_a_generation_is_complete(name: str, options: dict[str, Any]) -> None:
     """The last window is given up after its trial, in which each call takes one step."""
     made = {i: decoder(name, kind="cpu", target=LONG, **options) for i in range(3)}
-    whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
+    whole = {i: alone(one, i) for i, one in made.items()}
     joint, running, calls = joined(made[0]), {i: begun(one, i) for i, one in made.items()}, 0
     while running:
         joint.take(list(running.values()), patience=60.0)
@@ -132,7 +129,7 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(name: str, options:
 @needs_compiler
 def test_a_generation_whose_window_is_given_up_leaves_before_another_takes_its_place() -> None:
     made = [decoder("gumbel-jacobi", kind="cpu", target=LONG, window=4, least=3.9) for _ in range(3)]
-    expected = [alone(one, i) for i, one in enumerate(made)]
+    expected = [alone(one, i).tokens[0] for i, one in enumerate(made)]
     joint, first, second = joined(made[0]), begun(made[0], 0), begun(made[1], 1)
     joint.take([first])
     for _ in range(TRIAL - 1):
@@ -163,4 +160,4 @@ def test_a_generation_that_keeps_tokens_joins_one_without(name: str) -> None:
     expected = decoder("plain").generate(condition, keys=KEYS[1:2], forced=forced).tokens
     # the prompt, the first ten tokens, and at most one for each of the last five
     assert torch.equal(made.tokens, expected) and int(made.steps) <= 7
-    assert torch.equal(free.result().tokens[0], alone(decoder(name), 0))
+    assert torch.equal(free.result().tokens, alone(decoder(name), 0).tokens)

@@ -11,12 +11,19 @@ import torch
 from lantern.core.types import Prompt
 from lantern.core.weights import PreparedTarget, read_in_passes
 from lantern.decoding.cache import CacheKind, PromptCache, StaticCache, prefill
-from lantern.models.llamagen.transformer import word_scores
+from lantern.models.llamagen.transformer import Transformer, word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
 
 TOLERANCE = 2e-5
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 2))
+
+
+def watched(target: Transformer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the sizes of the passes over prompts from now on."""
+    sizes, read = [], target.read_slots
+    monkeypatch.setattr(target, "read_slots", lambda x, *of, **how: sizes.append(x.shape[:2]) or read(x, *of, **how))
+    return sizes
 
 
 @torch.no_grad()
@@ -39,18 +46,16 @@ def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, read = tiny_target(), []
-    real = target.read_slots
-    monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(len(x)) or real(x, mask, **k))
-    prompts = PromptCache()
+    target, prompts = tiny_target(), PromptCache()
+    read = watched(target, monkeypatch)
     first = prompts.read(target, CONDITION, 2)
     again = prompts.read(target, select(CONDITION, [2, 0]), 2)
-    assert read == [8] and torch.equal(again.entries, first.entries[[2, 0]])
+    assert [rows for rows, _ in read] == [8] and torch.equal(again.entries, first.entries[[2, 0]])
     assert torch.equal(again.features, first.features[[2, 0]])
     torch.testing.assert_close(again.scores[:, 0, 0].exp(), torch.tensor([6.0, 4.0], dtype=torch.double))
     prompts.read(target, select(CONDITION, [1]), 1)
     prompts.read(target, tiny_condition((4,), seed=5), 2)
-    assert read == [8, 1, 2]
+    assert [rows for rows, _ in read] == [8, 1, 2]
     few = PromptCache(limit=3)
     for seed in range(5):
         few.read(target, tiny_condition((4,), seed=seed), 1)
@@ -59,9 +64,8 @@ def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.no_grad()
 def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, read = tiny_target(), []
-    real, head = target.read_slots, target.head
-    monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(x.shape[:2]) or real(x, mask, **k))
+    target = tiny_target()
+    read, head = watched(target, monkeypatch), target.head
     monkeypatch.setattr(target, "head", lambda features: read.append(len(features)) or head(features))
     together, cache = prefill(target, CONDITION, 2, stage=1, kind=CacheKind(is_wide=True))
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
@@ -98,15 +102,7 @@ def test_a_prompt_that_another_engine_read_is_read_again() -> None:
 @torch.no_grad()
 def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
-    sizes: list[tuple[int, ...]] = []
-    real = target.read_slots
-
-    def watched(inputs: torch.Tensor, *args: torch.Tensor, **named: Any) -> Any:
-        sizes.append(tuple(inputs.shape[:2]))
-        return real(inputs, *args, **named)
-
-    expected = target.read(CONDITION, 2)
-    monkeypatch.setattr(target, "read_slots", watched)
+    expected, sizes = target.read(CONDITION, 2), watched(target, monkeypatch)
     read = partial(target.read, rows=2, is_padded=True)
     together = read_in_passes(read, CONDITION, 3)
     alone = [read_in_passes(read, select(CONDITION, [image]), 3)[0] for image in range(4)]

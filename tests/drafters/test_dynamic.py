@@ -19,6 +19,7 @@ from lantern.drafters.trees import grown
 from lantern.methods import METHODS
 from lantern.methods.method import Deferred
 from tests.drafters.sampled_trees import stepped
+from tests.refusals import refused
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 
@@ -102,8 +103,7 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
 
 
 def test_policies_that_read_samples_raise_with_rejection() -> None:
-    with pytest.raises(ValueError, match="Eagle2 chooses the tested tokens after they are sampled"):
-        growing(Eagle2(), Growth(), mode="sampled")
+    refused(growing, Eagle2(), Growth(), mode="sampled", match="Eagle2 chooses the tested tokens after")
 
 
 def recording() -> Deferred:

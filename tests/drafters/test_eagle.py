@@ -36,7 +36,7 @@ def test_untrained_modules_repeat_the_feature() -> None:
     scales, expected = torch.full((1, 5), 3.0), features + 0.05 * TARGET.tok_embeddings(tokens)
     module = Eagle(EagleConfig.for_target(TARGET.config))
     module.init_weights(TARGET.tok_embeddings.weight, torch.Generator().manual_seed(0))
-    assert torch.allclose(module.training_forward(features, tokens, scales=scales), expected, atol=1e-5)
+    assert torch.allclose(module(features, tokens, torch.arange(5)[None], scales=scales), expected, atol=1e-5)
     specialists = Poss(PossConfig.for_target(TARGET.config))
     specialists.init_for(TARGET, torch.Generator().manual_seed(0))
     for depth in range(6):

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from lantern.drafters.eagle.drafter import Growth
 from lantern.drafters.eagle.networks import Eagle3Config, EagleConfig, PossConfig
 from lantern.drafters.eagle.vispec import ViSpecConfig
 from lantern.drafters.heads import MedusaConfig, ParallelSpecConfig, VerticalConfig
+from lantern.drafters.policies import AdtTree, C2TConfig, Ddd, Svip
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import TARGET, tiny_decoder
@@ -37,10 +39,19 @@ OTHER = tiny_target(vocab_size=30)
         (ViSpecConfig, {"summaries": -1}, "wanted"),
         (ViSpecConfig, {"layers": 2}, "wanted"),
         (ViSpecConfig, {"form": "rows"}, "wanted"),
+        (AdtTree, {"end": 0.0}, "end is 0"),
+        (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
+        (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
+        (Growth, {"nodes": 0}, "wanted at least one node"),
+        (Growth, {"width": 0}, "wanted at least one node"),
+        (Growth, {"depth": 13}, "wanted at least one node"),
+        (Growth, {"spread": 0.0}, "wanted at least one node"),
+        (Svip, {"threshold": 0.0}, "wanted both above 0"),
     ],
 )
 def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str) -> None:
-    refused(config.for_target, TARGET.config, **fields, match=message)
+    make = getattr(config, "for_target", None)
+    refused(*((config,) if make is None else (make, TARGET.config)), **fields, match=message)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +66,7 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
         ("medusa", {"add_ons": {"medusa": tiny_part("medusa", TARGET, depths=1)}}, "guesses 1 tokens"),
         ("sam", {"reach": 1}, "reach 1"),
         ("sjd-pac", {"width": 25}, "25 wide"),
-        ("specmquant", {"width": 30}, "width is 30, wanted at most 24"),
+        ("specmquant", {"width": 30}, "the tree has 30 children at a node, wanted at most 24"),
         ("vertical", {"share": 1.5}, "wanted a number from 0 to 1"),
     ],
 )

@@ -1,25 +1,14 @@
 """SAM: matches equal brute force, and images equal plain decoding for any match."""
 
-from collections.abc import Sequence
+import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
-from lantern.drafters.lookup import (
-    ContextTable,
-    GridMatcher,
-    Past,
-    SamTables,
-    SuffixMatcher,
-    WalkTable,
-    around,
-    super_tokens,
-)
+from lantern.drafters.lookup import ContextTable, GridMatcher, Past, SamTables, SuffixMatcher, around, super_tokens
 from tests.drafters.sampled_trees import drafted
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens
@@ -45,45 +34,30 @@ def test_super_tokens_are_clusters_of_near_tokens() -> None:
 
 
 @pytest.mark.parametrize("is_super", [False, True])
-def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
-    tables = tables_of(5, 2, random_tokens(2, 16, 5, seed=0))
-    matcher = SuffixMatcher(tables, is_super=is_super, sharp=1.0, least=1, reach=6)
-    tokens, known = random_tokens(3, 16, 5, seed=7), [1, 9, 16]
-    matcher.begin(3, tokens.device)
-    context = matcher.root(Past(tokens, torch.tensor(known)))
+def test_suffixes_match_brute_force(is_super: bool) -> None:
+    """In the image's own past and, of super-tokens, in the images of the corpus."""
+    corpus, tokens, known = random_tokens(2, 16, 5, seed=0), random_tokens(3, 16, 5, seed=7), [1, 9, 16]
+    matcher = SuffixMatcher(tables_of(5, 2, corpus), is_super=is_super, sharp=0.5, least=2, reach=6)
+    context, symbols = matcher.root(Past(tokens, torch.tensor(known))), matcher.symbol_of
     drafted = torch.tensor([[0, 3], [1, 2], [4, 4]])
     deeper = matcher.extend(context, torch.tensor([0, 0]), drafted)
-    symbols = matcher.symbol_of
     for image, count in enumerate(known):
-        for node in (None, 0, 1):
-            output = symbols[tokens[image, :count]].tolist()
-            ending = output if node is None else [*output, int(symbols[drafted[image, node]])]
-            found = context if node is None else deeper
-            for place in range(count):
-                length = 0
-                while length < min(6, place) and output[place - 1 - length] == ending[-1 - length]:
-                    length += 1
-                assert int(found.lengths[image, node or 0, place]) == length
-
-
-def test_committed_tokens_advance_the_automaton() -> None:
-    corpus = random_tokens(3, 16, 6, seed=3)
-    tables = tables_of(6, 3, corpus)
-    matcher = SuffixMatcher(tables, is_super=True, sharp=1.0, least=1, reach=8)
-    groups = tables.group_of.long()
-    output = [symbol for row in groups[corpus].tolist() for symbol in [*row, 3]]
-    tokens, counts = random_tokens(2, 4, 6, seed=5), [3, 2]
-    matcher.begin(2, tokens.device)
-    matcher.read(tokens, torch.tensor(counts))
-    context = matcher.root(Past(torch.nn.functional.pad(tokens, (0, 12)), torch.tensor(counts)))
-    ((found, weights),) = matcher.evidence(context)[1]
-    for image, count in enumerate(counts):
-        length, end = longest_suffix(output, groups[tokens[image, :count]].tolist())
-        assert int(context.matched[image, 0]) == length
-        follows = [token for row in corpus.tolist() for token in [*row, -1]][end + 1]
-        assert follows < 0 or int(found[image, 0, 0]) == follows
-        weight = torch.tensor(float(length)).exp() if follows >= 0 and length else torch.tensor(0.0)
-        torch.testing.assert_close(weights[image, 0, 0], weight)
+        texts = [tokens[image, :count], *(corpus if is_super else ())]
+        for found, node in ((context, None), (deeper, 0), (deeper, 1)):
+            ending = symbols[tokens[image, :count]].tolist()
+            ending += [] if node is None else [int(symbols[drafted[image, node]])]
+            ((followers, weights),) = matcher.evidence(found)
+            expected = torch.zeros(len(texts), 16)
+            for number, text in enumerate(texts):
+                output = symbols[text].tolist()
+                for place in range(len(output)):
+                    length, most = 0, min(6, place, len(ending))
+                    while length < most and output[place - 1 - length] == ending[-1 - length]:
+                        length += 1
+                    expected[number, place] = math.exp(0.5 * length) if length >= 2 else 0.0
+            torch.testing.assert_close(weights[image, node or 0].view_as(expected), expected)
+            assert torch.equal(followers[image, node or 0, :count], texts[0])
+            assert torch.equal(followers[image, node or 0, 16:].view(-1, 16), corpus[: len(texts) - 1])
 
 
 def test_grid_contexts_match_brute_force() -> None:
@@ -92,7 +66,7 @@ def test_grid_contexts_match_brute_force() -> None:
     tokens, known = random_tokens(2, 16, 5, seed=8), [7, 12]
     root = matcher.root(Past(tokens, torch.tensor(known)))
     context = matcher.extend(root, torch.tensor([0, 0]), torch.tensor([[1, 2], [3, 0]]))
-    (found, _), near = matcher.evidence(context), around(4).tolist()
+    ((_, found),), near = matcher.evidence(context), around(4).tolist()
     assert near[5] == [4, 1, 0, 2] and near[0] == [-1] * 4 and near[7] == [6, 3, 2, -1]  # left, upper, both corners
     groups = [*tables.group_of.tolist(), 2]
     for image, count in enumerate(known):
@@ -145,25 +119,3 @@ def test_a_joined_tree_has_the_paths_of_both() -> None:
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     """Return the tokens from the root to each node in the first image."""
     return {tuple(tree.tokens[0, node].tolist()) for node in tree.shape.ancestors}
-
-
-SYMBOLS = 3
-TEXT = st.lists(st.integers(0, SYMBOLS - 1), max_size=24)
-
-
-def longest_suffix(text: Sequence[int], symbols: Sequence[int]) -> tuple[int, int]:
-    """Return the length of the longest suffix of `symbols` that occurs in a text, and where it first ends, or -1."""
-    for length in range(len(symbols), 0, -1):
-        for end in range(length - 1, len(text)):
-            if list(text[end - length + 1 : end + 1]) == list(symbols[-length:]):
-                return length, end
-    return 0, -1
-
-
-@given(TEXT, st.lists(st.integers(0, SYMBOLS), min_size=1, max_size=12))
-def test_a_walk_finds_the_longest_suffix_at_its_first_place(text: list[int], symbols: list[int]) -> None:
-    table = WalkTable.of(text, SYMBOLS + 1)
-    state = length = torch.zeros(1, dtype=torch.long)
-    for count, symbol in enumerate(symbols, 1):
-        state, length = table.step(state, length, torch.tensor([symbol]))
-        assert (int(length), int(table.ends[state])) == longest_suffix(text, symbols[:count])

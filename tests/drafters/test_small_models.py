@@ -10,7 +10,6 @@ from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
 from lantern.core.weights import quantized
 from lantern.drafters.combined import CascadeDrafter, SelfCascadeDrafter, SmallModel
-from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees import chain, named
 from lantern.engines.engine import EagerEngine
 from tests.drafters.sampled_trees import begin_after, drafted
@@ -65,9 +64,8 @@ def test_small_models_of_other_sizes_raise() -> None:
 @torch.no_grad()
 def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = WARM) -> tuple[DraftTree, Tensor]:
     """Return the first tree of a cascade behind these first tokens, and the tokens of its chain."""
-    inner = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=chain(length - 1), mode="gumbel", sampling=sampling)
-    small = SmallModel(SMALL, TARGET, sampling=sampling, stage=length + 1)
-    drafter = CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
+    how: dict[str, Any] = {"length": length, "width": 3, "rounds": rounds, "sampling": sampling}
+    drafter = CascadeDrafter(tiny_eagle(TARGET), TARGET, SMALL, **how)
     features = torch.randn(3, sampling.rows, 6, 32, generator=torch.Generator().manual_seed(0))
     begin_after(drafter, first, features, noise_of(sampling))
     tree = drafter.propose()
@@ -94,18 +92,13 @@ def test_tokens_are_the_best_of_log_q_plus_noise() -> None:
 
 
 @needs_torchao
-@pytest.mark.parametrize("name", ["eagle1", "specmquant"])
-def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None:
-    own: Any = quantized(TARGET)
-    parts = tiny_decoder(name, sampling=WARM, add_ons={"small": SMALL}, engine=EagerEngine(weights="int4"))
+@pytest.mark.parametrize(("weights", "small_bits"), [("int4", 0), ("full", 4)])
+def test_a_quantised_target_or_small_model_drafts_as_well(weights: Any, small_bits: int) -> None:
+    own: Any = quantized(TARGET) if weights == "int4" else TARGET
+    engine = EagerEngine(weights=weights)
+    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": SMALL}, engine=engine, small_bits=small_bits)
     assert parts.target is own
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(own, WARM))
-
-
-@needs_torchao
-def test_a_quantised_small_model_drafts_as_well() -> None:
-    parts = tiny_decoder("specmquant", sampling=WARM, add_ons={"small": SMALL}, small_bits=4)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).tokens, plain_tokens(sampling=WARM))
 
 
 @needs_torchao

@@ -72,8 +72,3 @@ def test_each_token_repeats_its_neighbour(side: Literal["left", "above"], distan
                 row.append(draft)
                 seen += 1
     assert seen > 0
-
-
-def test_a_bad_side_or_length_is_refused() -> None:
-    refused(RepeatDrafter, TARGET, side="below", length=2, match='side is "below", wanted left or above')
-    refused(RepeatDrafter, TARGET, side="left", length=0, match="length is 0, wanted at least 1")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.golden import adapter
-from tests.golden.cases import COMMAND, FILE, Case, cases, key, read
+from tests.golden.record import COMMAND, FILE, Case, cases, key, read
 
 RECORDS = read()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -78,27 +79,23 @@ def test_damaged_options_are_refused_in_one_line(name: str) -> None:
             assert "\n" not in str(caught.value)
 
 
+STATIC, DYNAMIC = "wanted a static one", "wanted eagle2_NODES_WIDTH_DEPTH"
+LACKED = 'method "lantern" has no setting window: it takes tree, k, delta, residual'
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        ({"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
-        ({"residual": "papre"}, "residual is \"papre\", wanted one of paper, released, cool; did you mean 'paper'"),
-        ({"window": 4}, 'method "lantern" has no setting window: it takes tree, k, delta, residual'),
+        ("lantern", {"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
+        ("lantern", {"residual": "papre"}, "wanted one of paper, released, cool; did you mean 'paper'"),
+        ("lantern", {"window": 4}, LACKED),
+        ("lantern-released", {"k": 1024}, "k asks for 1025 nearest tokens"),
+        *(("eagle1", {"tree": tree}, DYNAMIC) for tree in ("eagle2_58_10", "eagle2_0_1_1", "eagle2_a_b_c")),
+        *((name, {"tree": "eagle2_8_3_2"}, STATIC) for name in ("bounded", "vvs")),  # the noise shapes such a tree
     ],
 )
-def test_the_error_names_what_is_wanted(options: dict[str, Any], message: str) -> None:
-    refused(METHODS["lantern"].with_options, **options, match=message)
-
-
-@pytest.mark.parametrize("name", ["eagle2_58_10", "eagle2_0_1_1", "eagle2_a_b_c"])
-def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
-    assert "wanted eagle2_NODES_WIDTH_DEPTH" in refused(METHODS["eagle1-paper"].with_options(tree=name).describe)
-    assert "k asks for 1025 nearest tokens" in refused(METHODS["lantern-released"].with_options(k=1024).describe)
-
-
-@pytest.mark.parametrize("name", ["bounded", "vvs"])
-def test_a_tree_that_the_noise_shapes_is_not_relaxed(name: str) -> None:
-    assert "wanted a static one" in refused(METHODS[name].with_options(tree="eagle2_8_3_2").describe)
+def test_the_error_names_what_is_wanted(name: str, options: dict[str, Any], message: str) -> None:
+    refused(lambda: METHODS[name].with_options(**options).describe(), match=message)
 
 
 @pytest.mark.parametrize("name", ["lantern", "lantern++"])
@@ -135,33 +132,30 @@ def window(target: Any, size: int | Size) -> JacobiDrafter:
     return JacobiDrafter(target, window=tokens, keeps_distributions=False)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _made_up() -> Iterator[None]:
     sized, match = lazy(__name__, "window"), lazy("lantern.verifiers.gumbel", "GumbelVerifier")
+    with patch.dict(METHODS), patch.dict(ADD_ONS):
 
-    @method()
-    def made_up(m: Parts, *, size: int = opt(4, 2, None, "tokens scored in one pass")) -> Any:
-        """a window under another name"""
-        return sized(m.target, size), match()
+        @method()
+        def made_up(m: Parts, *, size: int = opt(4, 2, 9, "tokens scored in one pass")) -> Any:
+            """a window under another name"""
+            return sized(m.target, size), match()
 
-    @method()
-    def made_up_trained(m: Parts) -> Any:
-        """a window of a learned size"""
-        return sized(m.target, m.part("made-up-trained")), match()
+        @method()
+        def made_up_trained(m: Parts) -> Any:
+            """a window of a learned size"""
+            return sized(m.target, m.part("made-up-trained")), match()
 
-    add_on("made-up-trained", __name__, "Size", "SizeConfig", toy={"size": 5})
-    preset("made-up-paper", "made-up", "another size", size=9)
-    yield
-    ADD_ONS.pop("made-up-trained")
-    for name in ("made-up", "made-up-trained", "made-up-paper"):
-        METHODS.pop(name)
+        add_on("made-up-trained", __name__, "Size", "SizeConfig", toy={"size": 5})
+        preset("made-up-paper", "made-up", "another size", size=9)
+        yield
 
 
-@pytest.mark.usefixtures("_made_up")
 def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find("made-up").with_options(size=3)
     assert found.is_identical and found.summary == "a window under another name"
-    assert "size is 1, wanted a whole number of at least 2" in refused(found.option("size").parse, "1")
+    assert "size is 1, wanted a whole number from 2 to 9" in refused(found.option("size").parse, "1")
     decoder = build_decoder(found, TARGET, sampling=Sampling(guidance=3))
     plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3))
     tokens = [one.generate(tiny_condition((4, 2)), keys=KEYS).tokens for one in (decoder, plain)]
@@ -171,7 +165,6 @@ def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         contracts.test_every_method_keeps_its_promise("made-up", case)
 
 
-@pytest.mark.usefixtures("_made_up")
 def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
     assert "made-up-trained" in kinds() and find("made-up-trained").made.needs == ("made-up-trained",)
     toy = tiny_part("made-up-trained", TARGET)
@@ -200,11 +193,24 @@ def test_a_verifier_of_another_package_is_exact_only_if_it_says_so() -> None:
     assert Made(verifier=match()).promise == "distribution"
 
 
-@pytest.mark.usefixtures("_made_up")
 def test_a_preset_changes_values_only() -> None:
     found = find("made-up-paper")
     assert found.settings == {"size": 9} and found.page == "made-up" and found.changed() == {}
-    assert '"made-up" has no setting sise' in refused(preset, "made-up-other", "made-up", "another size", sise=9)
+
+
+def test_wrong_declarations_are_refused() -> None:
+    refused(preset, "made-up-10", "made-up", "s", size=10, match="size is 10, wanted a whole number from 2 to 9")
+    refused(preset, "made-up-other", "made-up", "another size", sise=9, match='"made-up" has no setting sise')
+    refused(preset, "made-up-other", "nope", "s", match='method "nope" is unknown')
+    declared = '"eagle1" is declared by lantern.methods.catalogue.eagle1 already'
+    refused(preset, "eagle1", "made-up", "s", match=declared)
+    refused(method(name="eagle1"), lambda m: Made(), match=declared)
+    for made in (None, Parts().target, (METHODS["eagle1"].made.drafter, None)):
+        function = method(name="own")(lambda m, made=made: made)
+        method(name="own")(function)  # as a cell of a notebook that runs again
+        refused(METHODS["own"].describe, match='"own" returned .*, wanted a drafter and a verifier')
+    refused(Parts().part, "mine", match='the part "mine" is not declared')
+    refused(getattr, Parts().target, "config", error=AttributeError, match="config of a part .* by `lazy`")
 
 
 def test_a_number_of_neighbours_may_be_a_share_of_the_codebook() -> None:

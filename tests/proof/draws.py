@@ -45,14 +45,7 @@ class BulkNoise(Noise):
         rows = self._tables[name].view(-1, self.tokens).index_select(0, places.flatten())
         return rows.view(*positions.shape, self.tokens)
 
-    def uniform(
-        self,
-        positions: Int[Tensor, "b n"],
-        lanes: int,
-        *,
-        purpose: int = Purpose.TEST,
-        iterations: Int[Tensor, " b"] | None = None,
-    ) -> Float64[Tensor, "b n lanes"]:
+    def uniform(self, positions: Tensor, lanes: int, *, purpose: int = 3, iterations: Tensor | None = None) -> Tensor:
         """Return lanes of each token number, past the end those of the last one. They differ between iterations."""
         name = ("uniform", int(purpose), iterations is None)
         if name not in self._tables:

@@ -50,14 +50,7 @@ class Forced(Noise):
     def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:
         self.uniforms = uniforms
 
-    def uniform(
-        self,
-        positions: Int[Tensor, "b n"],
-        lanes: int,
-        *,
-        purpose: int = 3,
-        iterations: Int[Tensor, " b"] | None = None,
-    ) -> Float64[Tensor, "b n lanes"]:
+    def uniform(self, positions: Tensor, lanes: int, *, purpose: int = 3, iterations: Tensor | None = None) -> Tensor:
         """Row i, lane r is for the child of rank r of node i."""
         assert positions.shape == self.uniforms.shape[:2] and lanes <= self.uniforms.shape[2]
         assert purpose == Purpose.TEST and iterations is None

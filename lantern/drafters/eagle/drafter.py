@@ -58,7 +58,7 @@ class EagleDrafter(NetworkDrafter):
         if slots != wanted:
             raise ValueError(f"the drafter has {slots} conditioning slots, wanted {wanted} for this target")
         self.rows, self.is_fresh, self.taps = self.sampling.rows if form == "rows" else 1, is_fresh, module.taps
-        self.needs_whole_prefix = slots > 0
+        self.needs_whole_prefix = "prompt" in module.reads
         self.most_committed = 0  # tokens that a step may commit, if its tree is deeper than this drafter's
 
     def begin(self, prompt: Prompt, noise: Noise) -> None:
@@ -165,7 +165,7 @@ class EagleDrafter(NetworkDrafter):
             *(features, tokens, places, self._sees),
             known=self.known,
             ancestors=ancestors,
-            scales=self.scales(places) if features.shape[1] == 1 else None,
+            scales=self.sampling.scales(places) if features.shape[1] == 1 else None,
             cache=self.cache,
             slots=self.held.stage[first : first + features.shape[2]],
             depth=depth,

@@ -10,8 +10,8 @@ feature that predicts token j + 1, and the target's head maps it to a distributi
             whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
-read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`run_layers`), and
-how a feature becomes logits (`logits`), and whether training feeds features back without gradients (`detaches`).
+read of the target (`taps`, `enter`), what the layers read (`join`), which of them run at a depth (`forward`), how a
+feature becomes logits (`logits`), and whether training feeds features back without gradients (`detaches`).
 """
 
 import math
@@ -58,10 +58,12 @@ class Unroll:
         j = 2             | 1 1 .  | . . 1
 
     A drafter that reads a prompt sets `prompt`, the mask of its slots that the tokens see, and runs the prompt through
-    this cache before the first pass. Every pass then sees the prompt, to the left of the columns above.
+    this cache before the first pass. Every pass then sees the prompt, to the left of the columns above. `globe` is
+    added to all features.
     """
 
     least_rows = 0
+    globe: Tensor | float = 0.0
 
     def __init__(self, prompt: Bool[Tensor, "b t"] | None = None) -> None:
         self.passes = 0
@@ -277,8 +279,10 @@ class Eagle(Trainee):
         token. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
         None is 1.
         """
-        factors = self.rotary(positions)
-        return self.run_layers(features, tokens, factors, scales, depth, mask=mask, cache=cache, slots=slots)
+        x, factors = self.join(features, tokens, scales), self.rotary(positions)
+        for layer in self.layers:
+            x = layer(x, factors, mask=mask, cache=cache, slots=slots)
+        return x
 
     def draft(
         self,
@@ -306,21 +310,6 @@ class Eagle(Trainee):
         out = self(flat, tokens, positions, mask, scales=scales, cache=cache, slots=slots, depth=depth)
         return out.unflatten(0, features.shape[:2])
 
-    def run_layers(
-        self,
-        features: Float[Tensor, "b n c"],
-        tokens: Int[Tensor, "b n"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        scales: Float[Tensor, "b n"] | None,
-        depth: int,
-        **attention: Any,
-    ) -> Float[Tensor, "b n c"]:
-        """Return the next features; `attention` is the layers' mask, cache and slots."""
-        x = self.join(features, tokens, scales)
-        for layer in self.layers:
-            x = layer(x, factors, **attention)
-        return x
-
     def join(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"] | None
     ) -> Float[Tensor, "b n d"]:
@@ -337,37 +326,22 @@ class Eagle(Trainee):
             return x
         return x + (scales.log()[..., None] * self.guidance).to(x.dtype)
 
-    def training_forward(
-        self,
-        features: Float[Tensor, "b n c"],
-        tokens: Int[Tensor, "b n"],
-        *,
-        scales: Float[Tensor, "b n"] | None = None,
-        unroll: Unroll | None = None,
-    ) -> Float[Tensor, "b n c"]:
-        """Run a teacher-forced pass over pairs 0 .. n - 1: output j estimates the feature that predicts token j + 1.
-
-        For training-time test (EAGLE-3, arXiv:2503.01840) pass the same `unroll` to every pass over a batch: pass i
-        reads the outputs of pass i - 1, shifted, as features, and sees true features only up to where drafting would
-        have started. Its first i - 1 outputs are undefined.
-        """
-        positions = torch.arange(features.shape[1], device=features.device).expand(tokens.shape)
-        positions = positions + self.config.cls_token_num
-        if unroll is None:
-            return self(features, tokens, positions, scales=scales)
-        depth, mask = unroll.passes, unroll.next_mask(len(tokens), features.shape[1], features.device)
-        return self(features, tokens, positions, mask, scales=scales, cache=unroll, slots=positions, depth=depth)
-
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """Return drafts of every token but the first; pass i reads the outputs of pass i - 1 as features."""
+        """Return drafts of every token but the first, in teacher-forced passes over the pairs of known tokens.
+
+        By training-time test (EAGLE-3, arXiv:2503.01840) pass i reads the outputs of pass i - 1, shifted, as features,
+        and sees true features only up to where drafting would have started. Its first i - 1 outputs are undefined.
+        """
         inputs, count = self.inputs(examples), examples.tokens.shape[1]
         rows, is_guided = inputs.shape[1], self.config.form == "guided"
         tokens = examples.tokens[:, :-1].repeat_interleave(rows, 0)
         scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
-        unroll = self.unrolled(examples)
+        positions = torch.arange(count - 1, device=tokens.device).expand(tokens.shape) + self.config.cls_token_num
+        unroll, how = self.unrolled(examples), {"scales": scales, "slots": positions}
         features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
         for depth in range(1, depths + 1):
-            out = self.training_forward(features, tokens, scales=scales, unroll=unroll)
+            mask = unroll.next_mask(len(tokens), count - 1, tokens.device)
+            out = self(features + unroll.globe, tokens, positions, mask, cache=unroll, depth=depth - 1, **how)
             places = torch.arange(depth, count, device=tokens.device)
             made.append(self.predict(depth, places, out[:, depth - 1 :].unflatten(0, (-1, rows))))
             drafted = out[:, :-1].detach() if self.detaches else out[:, :-1]
@@ -581,20 +555,22 @@ class Poss(Eagle):
         """Return the number of the specialist for a pass after `depth` drafted features."""
         return min(depth // self.config.per_layer, len(self.layers) - 1)
 
-    def run_layers(
+    def forward(
         self,
         features: Float[Tensor, "b n c"],
         tokens: Int[Tensor, "b n"],
-        factors: Float[Tensor, "b n 3 1 half 2"],
-        scales: Float[Tensor, "b n"] | None,
-        depth: int,
-        **attention: Any,
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        depth: int = 0,
     ) -> Float[Tensor, "b n c"]:
         """Return the next features by the specialist of this depth; the later ones write keys and values only."""
+        factors = self.rotary(positions)
         pairs = self.pair(features, tokens)
         own, *later = self.layers[self.specialist_at(depth) :]
-        if attention["cache"] is not None:
-            for specialist in later:
-                inputs = self.add_scale(specialist.fc(pairs), scales)
-                specialist.write_keys(inputs, factors, attention["cache"], attention["slots"])
-        return own(self.add_scale(own.fc(pairs), scales), factors, **attention)
+        for specialist in later if cache is not None else ():
+            specialist.write_keys(self.add_scale(specialist.fc(pairs), scales), factors, cache, slots)
+        return own(self.add_scale(own.fc(pairs), scales), factors, mask=mask, cache=cache, slots=slots)

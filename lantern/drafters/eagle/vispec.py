@@ -14,13 +14,12 @@ tokens need no pass of their own.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Prompt, Target
+from lantern.core.types import Prompt
 from lantern.decoding.cache import StaticCache
 from lantern.drafters.base import Examples
 from lantern.drafters.eagle.drafter import EagleDrafter, GrowingDrafter
@@ -104,12 +103,10 @@ class ViSpec(Eagle):
         """Start as an EAGLE module; a row's token is the mean of its pairs, and the global vector is zero."""
         super().init_weights(embeddings, generator)
         self.queries.data.normal_(0.0, 0.02, generator=generator)
-        self.row_key.weight.data.zero_()
-        self.row_key.bias.data.zero_()
         self.row_value.weight.data.copy_(torch.eye(self.config.dim))
-        self.caption_value.bias.data.zero_()
-        self.row_value.bias.data.zero_()
-        self.globe.weight.data.zero_()
+        layers = (self.row_key, self.row_value, self.caption_value)
+        for parameter in (self.row_key.weight, self.globe.weight, *(layer.bias for layer in layers)):
+            parameter.data.zero_()
 
     def read_caption(
         self, slots: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]
@@ -158,13 +155,6 @@ class ViSpec(Eagle):
         )
         return CompressedUnroll(self.config, self.context_keys(caption, self.row_tokens(sums, weights)), globe)
 
-    def training_forward(
-        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], *, unroll: Any = None, **how: Any
-    ) -> Float[Tensor, "b n c"]:
-        """Run a teacher-forced pass as EAGLE's, over features that include the global vector."""
-        given = features if unroll is None else features + unroll.globe
-        return super().training_forward(given, tokens, unroll=unroll, **how)
-
 
 class RingCache(StaticCache):
     """A cache of the last `tokens` tokens: token i is in slot i modulo `tokens`."""
@@ -189,10 +179,6 @@ class ViSpecDrafter(EagleDrafter):
 
     module: ViSpec
     cache: RingCache
-
-    def __init__(self, module: ViSpec, target: Target, **how: Any) -> None:
-        super().__init__(module, target, **how)
-        self.needs_whole_prefix = True
 
     def _open(self, prompt: Prompt) -> None:
         """Create the cache and compress the caption."""
@@ -232,7 +218,7 @@ class ViSpecDrafter(EagleDrafter):
     def _read_rows(self, features: Float[Tensor, "b m c"], tokens: Int[Tensor, "b m"]) -> None:
         """Add the committed pairs to their rows and update the keys of all rows."""
         module, grid = self.module, self.module.config.grid
-        inputs = module.join(features, tokens, self.scales(self._read_places))
+        inputs = module.join(features, tokens, self.sampling.scales(self._read_places))
         weights = module.row_weights(inputs)
         steps = torch.arange(inputs.shape[1], device=inputs.device)
         rows = torch.where(steps < self.held.counts[:, None], self._read_places // grid, grid)[..., None]

@@ -194,8 +194,7 @@ class Cool(Relaxation):
         share = (moved / whole.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
         r = p + taken - surplus * share[:, None]
         log_r = torch.where(r == p, log_p, logs(r))
-        distance = neighbours.root_mean_square(self.codebook, taken, surplus)
-        return Relaxed(log_r, moved, None if distance is None else moved * distance)
+        return Relaxed(log_r, moved, neighbours.distance_moved(self.codebook, taken, surplus))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,5 +225,5 @@ class Vvs(Relaxation):
         change = (log_q.exp() - log_p.exp()).masked_fill(~is_skipped[:, None], 0.0)
         moved = change.abs().sum(-1) / 2
         log_r = torch.where(is_skipped[:, None], log_q, log_p)
-        distance = neighbours.root_mean_square(self.codebook, change.clamp(min=0.0), (-change).clamp(min=0.0))
-        return Relaxed(log_r, moved, None if distance is None else moved * distance)
+        distance = neighbours.distance_moved(self.codebook, change.clamp(min=0.0), (-change).clamp(min=0.0))
+        return Relaxed(log_r, moved, distance)

@@ -216,12 +216,12 @@ def residual_as_released(trial: UnderTest, around: Int[Tensor, "b k1"], claim: C
     return torch.where(left.sum(1, keepdim=True) > 0, left, torch.ones_like(left))
 
 
-def root_mean_square(
+def distance_moved(
     codebook: Float[Tensor, "v d"] | None, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
 ) -> Float[Tensor, " n"] | None:
-    """Return the root mean square distance of tokens sampled by these weights; None without a codebook.
+    """Return the mass that `takers` gain times the root mean square distance of tokens sampled by both weights.
 
-    A row's bits do not depend on the other rows: each has a product of its own.
+    None without a codebook. A row's bits do not depend on the other rows: each has a product of its own.
     """
     if codebook is None:
         return None
@@ -232,7 +232,7 @@ def root_mean_square(
     means = [torch.bmm(probs[:, None], columns)[:, 0] for probs in both]
     spread = [mean[:, -1] - mean[:, :-1].square().sum(-1) for mean in means]
     middle = (means[0] - means[1])[:, :-1]
-    return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
+    return takers.sum(-1) * (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
 
 
 @dataclass(frozen=True, eq=False)

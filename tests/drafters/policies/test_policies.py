@@ -8,7 +8,6 @@ import torch
 from lantern.core.types import DraftTree, Step, Verdict
 from lantern.decoding.loop import NO_SCORES
 from lantern.drafters import policies
-from lantern.drafters.eagle.drafter import Growth
 from lantern.drafters.policies import (
     C2T,
     PRIOR,
@@ -31,7 +30,6 @@ from lantern.drafters.policies import (
     updated_map,
 )
 from lantern.drafters.trees import chain
-from tests.refusals import refused
 
 IMAGES, NODES, WIDTH = 2, 3, 4
 
@@ -152,24 +150,6 @@ def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: 
         given = layer(d, near=torch.full((2, 3), near), width=12, match=torch.zeros(2, 3, 12))
         children.append(int((policy.chances(given) > -torch.inf)[0, 0].sum()))
     assert children == [width] * depth + [0] * (12 - depth)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (AdtTree, {"end": 0.0}, "end is 0"),
-        (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
-        (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
-        (Eagle2, {"value": "p"}, 'value is "p"'),
-        (Growth, {"nodes": 0}, "wanted at least one node"),
-        (Growth, {"width": 0}, "wanted at least one node"),
-        (Growth, {"depth": 13}, "wanted at least one node"),
-        (Growth, {"spread": 0.0}, "wanted at least one node"),
-        (Svip, {"threshold": 0.0}, "wanted both above 0"),
-    ],
-)
-def test_settings_out_of_range_raise(kind: Any, settings: dict[str, Any], message: str) -> None:
-    refused(kind, **settings, match=message)
 
 
 SIDE, TOKENS = 4, 16

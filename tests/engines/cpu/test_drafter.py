@@ -70,7 +70,7 @@ def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
     tokens = torch.arange(9)[None]
     with torch.no_grad():
         whole, narrow = (
-            target_logits(fused, made.training_forward(features, tokens)).log_softmax(-1)
+            target_logits(fused, made(features, tokens, tokens)).log_softmax(-1)
             for made in (packed_drafter(module), packed_drafter(module, int8=True))
         )
     assert 0 < float((narrow - whole).abs().max()) <= 0.1 * float(whole.std())
@@ -96,5 +96,5 @@ def test_unfit_widths_and_passes_without_a_cache_are_eager() -> None:
     module = tiny_eagle(wide_target())
     features, tokens = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0)), torch.arange(5)[None]
     with torch.no_grad():
-        expected = module.training_forward(features, tokens)
-        assert torch.allclose(packed_drafter(module).training_forward(features, tokens), expected, atol=1e-5)
+        expected = module(features, tokens, tokens)
+        assert torch.allclose(packed_drafter(module)(features, tokens, tokens), expected, atol=1e-5)
