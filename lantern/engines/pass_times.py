@@ -186,7 +186,7 @@ def _path(engine: "Engine", target: Target, rows: int) -> Path:
 
     weight = target.tok_embeddings.weight
     device = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else processor()
-    settings = {"name": engine.name} | {name: value for name, value in vars(engine).items() if name != "reason"}
+    settings = engine.as_dict() | {"reason": ""}
     shape = dataclasses.asdict(original(target).config)
     versions = (__version__, library_name(), torch.__version__, torch.get_num_threads())
     key = json.dumps([device, str(weight.dtype), settings, shape, rows, versions], sort_keys=True, default=str)

@@ -45,7 +45,8 @@ class Captured:
         memory = memory_of(state)
         is_same = len(memory) == len(self.memory)
         is_same = is_same and all(one is other() for one, other in zip(memory, self.memory, strict=True))
-        return is_same and self.weights == weights_of(original(state.target)) and self.is_forced == is_forced(state)
+        is_same = is_same and self.is_forced == (state.forced is not None)
+        return is_same and self.weights == weights_of(original(state.target))
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +107,7 @@ class GraphRounds(TorchRounds):
         finally:
             watch.is_on = is_on
         memory = list(map(ref, memory_of(state)))
-        made = Captured(graph, step, memory, weights_of(original(state.target)), is_forced(state))
+        made = Captured(graph, step, memory, weights_of(original(state.target)), state.forced is not None)
         name = id(state)
         _GRAPHS[name] = ref(state, lambda _: _GRAPHS.pop(name, None)), made
         while len(_GRAPHS) > 1 and (
@@ -149,11 +150,6 @@ def memory_of(state: State) -> list[Tensor]:
     """Return the large tensors of a generation, which are others whenever its sizes are."""
     assert state.cache is not None and state.noise is not None
     return [state.cache.buffer, state.tokens, state.known, *state.noise.tables]
-
-
-def is_forced(state: State) -> bool:
-    """Return whether tokens are given."""
-    return state.forced is not None
 
 
 def forget_all() -> None:

@@ -135,7 +135,7 @@ def test_captured_rounds_of_kernels_have_tensors_of_the_device_only_and_wait_for
     with claimed_cuda() as device:
         rounds = watching(device)
         monkeypatch.setattr(GraphEngine, "drive", lambda _, states: rounds(states[0]))
-        made = tokens(GraphEngine(rows=16))
+        made = tokens(GraphEngine())
     assert torch.equal(held(made), expected)
     assert calls and all(calls)
     assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed == 2
