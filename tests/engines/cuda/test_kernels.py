@@ -235,20 +235,6 @@ def test_top_p_and_temperature_0_are_left_to_torch() -> None:
     assert target.ranker(Sampling(temperature=0.0), None) is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype) -> None:
-    x, weight = random(60, 256, dtype=dtype), random(32, 256, dtype=dtype, seed=1)
-    made = []
-    for count in (1, 5, 20, 60):
-        out = torch.zeros(count, 32, device=DEVICE)
-        fused.single(x[60 - count :].contiguous(), weight, out, None, rows=count, live=count)
-        made.append(out[-1])
-    # The interpreter multiplies with NumPy, which may sum in another order for another number of rows.
-    atol = 0.0 if torch.device(DEVICE).type == "cuda" else 1e-5
-    for other in made[1:]:
-        torch.testing.assert_close(other, made[0], rtol=0.0, atol=atol)
-
-
 def compiled(*arguments: str) -> Any:
     """Return what `ahead` prints, without the interpreter."""
     where = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
