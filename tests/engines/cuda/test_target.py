@@ -16,6 +16,7 @@ from lantern.drafters.eagle.networks import Eagle
 from lantern.engines.engine import EAGER, EagerEngine, Weights
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_eagle
+from tests.tiny_passes import Passes
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import constant_rows, fused, llama, rows_of
@@ -41,31 +42,11 @@ FP32, BF16 = torch.float32, torch.bfloat16
 SLOW = pytest.mark.slow
 
 
-@torch.no_grad()
-def pass_of(target: Any, lengths: list[int], is_fp8: bool = False) -> dict[str, Tensor]:
-    """Return what a pass over a node and its two children gives after three tokens, and the cache that it leaves.
-
-    There is a row of the image for each of the `lengths` of its prompts; LlamaGen's prompts are one slot.
-    """
-    config, first, prefix = target.config, max(lengths) + TOKENS, max(lengths)
-    sizes = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim, "rows": len(lengths)}
-    sizes |= {"images": 1, "prefix": prefix, "tokens": TOKENS, "stage": 3}
-    cache = StaticCache(**sizes, dtype=FP32, device=DEVICE, is_fp8=is_fp8)
-    before = torch.randn(cache.buffer.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
-    cache.buffer.copy_(cache.stored(before))
-    if prefix == 1:
-        cache.buffer[0::2, :, :, 0] = 0
-    else:
-        cache.first.copy_(torch.tensor(lengths)[:, None])
-    shown = torch.arange(prefix, device=DEVICE) >= prefix - torch.tensor(lengths, device=DEVICE)[:, None]
-    ancestors = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], device=DEVICE).bool()
-    mask = cache.tree_mask(shown[None], 3).update(torch.tensor([3], device=DEVICE), ancestors)
-    inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]] * len(lengths), device=DEVICE))
-    inputs = inputs * torch.linspace(1.0, 0.5, len(lengths), device=DEVICE)[:, None, None]
-    positions = torch.tensor([[3, 4, 4]] * len(lengths), device=DEVICE) + config.cls_token_num
-    slots = torch.arange(first, first + 3, device=DEVICE).expand(len(lengths), -1)
-    scores = target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
-    numbers = cache.buffer.view(torch.float8_e4m3fn).float() if is_fp8 else cache.buffer
+def pass_of(target: Any, lengths: list[int], is_fp8: bool) -> dict[str, Tensor]:
+    """Return what a pass over a node and its two children gives after three tokens, and the cache that it leaves."""
+    passes = Passes(target, 3, lengths=tuple(lengths), stage=3, last=0.5, device=DEVICE, is_fp8=is_fp8)
+    scores, held = passes.score([5, 7, 9], (-1, 0, 0)), passes.cache.buffer
+    numbers = held.view(torch.float8_e4m3fn).float() if is_fp8 else held
     return {name: getattr(scores, name) for name in ("logits", "features", "tapped")} | {"cache": numbers}
 
 
