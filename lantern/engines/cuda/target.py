@@ -273,7 +273,7 @@ class KernelTarget(PreparedTarget):
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
         """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
-        if not KernelTarget.walks or walk.refusal(verifier, tree, rows) is not None:
+        if not KernelTarget.walks or not walk.takes(verifier, tree, rows):
             return None
         try:
             is_match = isinstance(verifier, GumbelVerifier)

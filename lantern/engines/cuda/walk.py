@@ -39,6 +39,7 @@ from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, Lant
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
 MOST_TOKENS = 16384
+RULES = (type(None), Lantern, LanternPP)  # relaxations; a subclass may judge otherwise
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
 
@@ -369,22 +370,21 @@ def match_kernel(
     tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 
 
-def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
-    """Return why the torch form must walk a tree, None if a kernel can."""
+def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
+    """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by LANTERN or LANTERN++.
+
+    Rejection needs logits without top-p of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
+    """
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
-        return "no children, or too many nodes"
+        return False
     if type(verifier) is GumbelVerifier:
-        return None
-    rule = verifier.relaxation if type(verifier) is RejectionVerifier else verifier
-    if rule is not None and type(rule) not in (Lantern, LanternPP):
-        return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++"
+        return True
+    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
+        return False
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
-        return "rows that are not logits, or noise without tables"
-    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
-        return "top-p, or too many tokens"
-    if tree.mode not in ("point", "sampled", "iid") or (tree.mode != "point" and tree.log_q is None):
-        return f"mode {tree.mode}, with log q: {tree.log_q is not None}"
-    return None
+        return False
+    has_q = tree.mode in ("sampled", "iid") and tree.log_q is not None
+    return (has_q or tree.mode == "point") and rows.sampling.top_p == 1 and rows.logits.shape[-1] <= MOST_TOKENS
 
 
 def match(tree: DraftTree, rows: Rows) -> Verdict:
@@ -410,7 +410,7 @@ def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
-    """Return the verdict of `verifier.verify`; see `refusal` for the trees that it takes. Nothing waits for the device.
+    """Return the verdict of `verifier.verify`; see `takes` for its trees. Nothing waits for the device.
 
     `chunk` are the tokens of a part of a pass over a row.
     """
