@@ -580,8 +580,8 @@ engines/cpu/tiles.h: engines/cpu/test_target.py [amx_bf16]
 + _tile_loadd(5, above + k, wide);
 
 engines/cuda/engine.py: engines/test_engine.py
-- nodes > constant_rows(lines, self.rows)
-+ nodes >= constant_rows(lines, self.rows)
+- nodes > constant_rows(lines)
++ nodes >= constant_rows(lines)
 
 engines/cuda/fused.py: engines/cuda/test_target.py
 - made = scaled(tl.sum(total, 0), SCALE, column, inside)
@@ -594,14 +594,14 @@ engines/cuda/fused.py: engines/cuda/test_target.py
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
 engines/cuda/fused_eagle.py: engines/cuda/test_target.py
-- prefix=cache.prefix, lengths=cache.first)
-+ prefix=cache.prefix, lengths=cache.first - 1)
+- lengths=cache.first, ahead
++ lengths=cache.first - 1, ahead
 - is_here = (sees > 0)[None] & (
 + is_here = (
 
 engines/cuda/target.py: engines/cuda/test_target.py
-- entered[number] = self._live(space.x, space, live).clone()
-+ entered[number] = self._live(space.x, space, live)
+- entered[number] = self._live(x, attention).clone()
++ entered[number] = self._live(x, attention)
 
 engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - if state.index < SETTLING_ROUNDS:
@@ -610,7 +610,7 @@ engines/cuda/graphs.py: engines/cuda/test_reuse.py
 + SETTLING_ROUNDS = 0
 
 engines/cuda/graphs.py: engines/cuda/test_reuse.py
-- and self.is_forced == is_forced(state)
+- and self.is_forced == (state.forced is not None)
 + and True
 - copy_all(old, new)
 + return step
@@ -640,7 +640,7 @@ engines/cuda/llama.py: engines/cuda/test_target.py
 + max(length, LEAST_TOKENS if image == 0 else 1)
 
 engines/cuda/__init__.py: engines/cuda/test_target.py
-- rows = constant_rows(lines, least)
+- rows = constant_rows(lines)
 + rows = 1
 
 engines/cuda/__init__.py: engines/test_engine.py
@@ -648,7 +648,7 @@ engines/cuda/__init__.py: engines/test_engine.py
 + while rows > 1 and lines * rows > 2 * RIDGE:
 
 engines/cuda/target.py: engines/cuda/test_target.py
-- rope_positions = positions if lengths is None else positions + lengths
+- rope_positions = positions if attention.lengths is None else positions + attention.lengths
 + rope_positions = positions
 
 engines/cuda/target.py: engines/cuda/test_kernels.py
@@ -672,8 +672,8 @@ engines/cuda/walk.py: engines/cuda/test_claimed.py
 + scratch = torch.empty(images, 3, size, dtype=torch.float32)
 
 engines/cuda/target.py: engines/cuda/test_claimed.py
-- squares = inputs.shape[:2], space.squares
-+ squares = inputs.shape[:2], space.squares[: int(positions.max()) + 999]
+- squares = fused.squares_of(x)
++ squares = fused.squares_of(x)[: int(positions.max()) + 999]
 """
 
 

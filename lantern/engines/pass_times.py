@@ -186,7 +186,7 @@ def _path(engine: "Engine", target: Target, rows: int) -> Path:
 
     weight = target.tok_embeddings.weight
     device = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else processor()
-    settings = {"name": engine.name} | {name: value for name, value in vars(engine).items() if name != "reason"}
+    settings = engine.as_dict() | {"reason": ""}
     shape = dataclasses.asdict(original(target).config)
     versions = (__version__, library_name(), torch.__version__, torch.get_num_threads())
     key = json.dumps([device, str(weight.dtype), settings, shape, rows, versions], sort_keys=True, default=str)
@@ -215,20 +215,11 @@ class Chain:
         config: Any = target.config
         weight, self.nodes = target.tok_embeddings.weight, nodes
         device, self.known = weight.device, (config.block_size - nodes) // 2
-        self.cache = StaticCache(
-            layers=config.n_layer,
-            images=1,
-            rows=rows,
-            heads=config.n_head,
-            head_dim=config.head_dim,
-            prefix=1,
-            tokens=config.block_size,
-            stage=nodes,
-            dtype=config.cache_dtype(device, weight.dtype),
-            device=device,
-            columns=config.raster.columns if config.raster.newlines else 0,
-            is_fp8=is_fp8,
-        )
+        sizes = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim, "images": 1}
+        sizes |= {"rows": rows, "prefix": 1, "tokens": config.block_size, "stage": nodes}
+        sizes |= {"columns": config.raster.columns if config.raster.newlines else 0}
+        dtype = config.cache_dtype(device, weight.dtype)
+        self.cache = StaticCache(**sizes, dtype=dtype, device=device, is_fp8=is_fp8)
         if is_random:
             for number, layer in enumerate(self.cache.buffer):
                 layer.copy_(self.cache.stored(waves(layer.numel(), device=device, begin=number)).view_as(layer))

@@ -167,7 +167,6 @@ def test_graphs_promise_tokens_by_kernels_while_the_tree_fits_the_rows(monkeypat
     assert made.drafter is not None and made.drafter.max_nodes == 16
     # 16 rows per line in a batch of 8, eight in a batch of 16
     assert [made.promise(images) for images in (1, 8, 16)] == ["tokens", "tokens", "distribution"]
-    assert decoder_of("gumbel-jacobi", GraphEngine(rows=16)).promise(1) == "tokens"
     made = decoder_of("eagle1", EagerEngine())
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
     assert dataclasses.replace(made, engine=GraphEngine()).promise(1) == "distribution"

@@ -161,19 +161,16 @@ def compile_all(
     except ValueError as error:
         return [], [str(error)]
     folder.mkdir(parents=True, exist_ok=True)
-    made, errors = list[Path](), list[str]()
+
+    def compiled(variant: ProcessorKind) -> Path | str:
+        try:
+            return compile_library(compiler, variant, folder)
+        except CompilerError as error:
+            return f"{variant.name}: {error}"
+
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        tasks = {
-            variant.name: pool.submit(compile_library, compiler, variant, folder)
-            for variant in variants
-            if library_name(variant) not in known
-        }
-        for name, task in tasks.items():
-            try:
-                made.append(task.result())
-            except CompilerError as error:
-                errors.append(f"{name}: {error}")
-    return made, errors
+        found = list(pool.map(compiled, [variant for variant in variants if library_name(variant) not in known]))
+    return [one for one in found if isinstance(one, Path)], [one for one in found if isinstance(one, str)]
 
 
 class UntrustedError(Exception):

@@ -16,18 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Purpose, Sampling, probabilities
-from lantern.core.types import (
-    Cost,
-    Drafter,
-    DraftPlan,
-    DraftTree,
-    Scores,
-    Step,
-    Target,
-    TreeShape,
-    Verdict,
-    Verifier,
-)
+from lantern.core.types import Cost, Drafter, DraftPlan, DraftTree, Scores, Step, Target, TreeShape, Verdict, Verifier
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.plain import Plain
@@ -298,7 +287,6 @@ def draft_args(images: FusedImages, first: int) -> Any:
     assert plan is not None
     module, cache = plan.module, plan.cache
     layers = [layer.weights for layer in module.layers]
-    joined, bias = module.fc.weights
     scales = sampling.scales(torch.zeros(1, dtype=torch.long))  # those of guided tokens
     masks = plan.masks.float().contiguous() if plan.masks is not None and len(plan.masks) else None
     levels = [
@@ -314,8 +302,12 @@ def draft_args(images: FusedImages, first: int) -> Any:
         **{"first": first, "images": len(images.start), "tokens": cache.tokens, "slots": cache.slots},
         **{"depth": images.state.drafter.depth, "masks": 0 if masks is None else len(masks), "mask_inputs": masks},
         **{"levels": len(levels), "level": array(levels), "order": plan.order, "nodes": len(plan.order)},
-        **{"kind": kind_of(joined), "is_half": module.dtype == torch.bfloat16, "threads": torch.get_num_threads()},
-        **{"join": joined, "bias": bias, "embeddings": module.embed_tokens.weight},
+        **{
+            "kind": kind_of(module.fc.panels),
+            "is_half": module.dtype == torch.bfloat16,
+            "threads": torch.get_num_threads(),
+        },
+        **{"join": module.fc.panels, "bias": module.fc.wide_bias, "embeddings": module.embed_tokens.weight},
         guidance=None if sampling.rows == 1 else (scales.log() * module.guidance).to(module.dtype).float(),
         model=model_args(layers, *shape, module.rotary.table),
         **{"cache": cache.buffer, "plane": cache.buffer.stride(0)},

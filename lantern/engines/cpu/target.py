@@ -54,11 +54,9 @@ class Arena:
     """Memory for copies of tensors, in huge pages if the system has them, which saves address translations."""
 
     def __init__(self, size: int) -> None:
-        private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)  # shared ones have no huge pages
-        pages = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-            with contextlib.suppress(OSError):  # a kernel without huge pages: only slower
-                pages.madvise(mmap.MADV_HUGEPAGE)
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones have no huge pages
+        with contextlib.suppress(OSError):  # a kernel without huge pages: only slower
+            pages.madvise(mmap.MADV_HUGEPAGE)
         self.memory = torch.frombuffer(pages, dtype=torch.uint8)
         self._used = 0
 
@@ -106,11 +104,6 @@ def kind_of(*panels: Tensor) -> int:
     return kinds.pop()
 
 
-def size_of(panels: Tensor, inputs: int) -> int:
-    """Return the elements of a panel of so many inputs."""
-    return HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
-
-
 class PackedLayer(NamedTuple):
     """The packed weights of a decoder layer, fields of `Layer` in pass.cpp; norms that it lacks are None."""
 
@@ -135,23 +128,14 @@ class PackedLayer(NamedTuple):
             arena.panels(feed.w2.weight),
         )
 
-    @property
-    def linears(self) -> tuple[Tensor, ...]:
-        """The weights of its linears."""
-        return (self.wqkv, self.wo, self.w13, self.w2)
-
-    @property
-    def args(self) -> Any:
-        """The layer as C++ reads it."""
-        return cpp.Layer(**self._asdict())
-
 
 def model_args(layers: Sequence[PackedLayer], dim: int, heads: int, eps: float, rope: Tensor, **more: Any) -> Any:
     """Return a model of packed layers, with the norm and the head in `more`, or without; ValueError as of `kind_of`."""
-    linears = [panels for layer in layers for panels in (*layer.linears, more.get("head", layer.w2))]
+    linears = [panels for layer in layers for panels in (layer.wqkv, layer.wo, layer.w13, layer.w2)]
+    kind = kind_of(*linears, more.get("head", linears[0]))
     sizes = {"dim": dim, "heads": heads, "layers": len(layers), "hidden": len(layers[0].w13) * PANEL // 2}
-    own = array([layer.args for layer in layers])
-    return cpp.Model(**sizes, kind=kind_of(*linears), eps=eps, layer=own, rope=rope, **more)
+    own = array([cpp.Layer(**layer._asdict()) for layer in layers])
+    return cpp.Model(**sizes, kind=kind, eps=eps, layer=own, rope=rope, **more)
 
 
 def check_weights(module: nn.Module) -> None:
@@ -176,50 +160,14 @@ def linear(
 
     Inputs are rounded to bf16 for a bf16 weight, and to 8-bit integers, one scale per row, for an int8 weight.
     """
-    assert panels.shape[0] * PANEL == outputs and panels[0].numel() == size_of(panels, x.shape[-1]), (
-        "inputs are not as wide as the weight"
-    )
+    inputs = x.shape[-1]
+    panel = HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
+    assert (len(panels) * PANEL, panels[0].numel()) == (outputs, panel), "inputs are not as wide as the weight"
     out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
-    sizes = {"rows": a[..., 0].numel(), "inputs": a.shape[-1], "outputs": outputs, "kind": kind_of(panels)}
+    sizes = {"rows": a[..., 0].numel(), "inputs": inputs, "outputs": outputs, "kind": kind_of(panels)}
     args = cpp.LinearArgs(**sizes, threads=torch.get_num_threads(), a=a, panels=panels, bias=bias, out=out)
     library().lantern_linear(ctypes.byref(args))
     return out
-
-
-def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
-    """Return the sampler of `Target.sampler`, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
-    if sampling.top_p < 1:
-        return None
-    last = 1 << 30  # interval and top-k are 32-bit integers in C++
-    how: dict[str, Any] = {"top_k": min(sampling.top_k, last), "interval": min(sampling.guidance_interval, last)}
-    how |= {"guidance": sampling.guidance, "temperature": sampling.temperature}
-
-    def best(
-        logits: Float[Tensor, "b r n v"],
-        places: Int[Tensor, "b n"],
-        *,
-        width: int = 1,
-        purpose: int = Purpose.TARGET,
-        grid: Int[Tensor, "b t"] | None = None,
-        total: Float[Tensor, " b"] | None = None,
-    ) -> Int[Tensor, "b n k"]:
-        images, rows, nodes, vocab = logits.shape
-        logits, places, table = logits.float().contiguous(), places.contiguous(), noise.gumbel_table(purpose)
-        assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
-        tokens = 0
-        if table is not None:
-            assert table.is_contiguous() and table.shape[::2] == (images, vocab), "noise of other images or tokens"
-            tokens = table.shape[1]
-            places = places.clamp(0, tokens - 1)
-        sampled = places.new_empty(images, nodes, width)
-        sizes = {"images": images, "rows": rows, "nodes": nodes, "vocab": vocab, "tokens": tokens, "width": width}
-        given = {"threads": torch.get_num_threads(), "logits": logits, "places": places, "noise": table}
-        library().lantern_sample(ctypes.byref(cpp.SampleArgs(**sizes, **how, **given, sampled=sampled)))
-        if grid is not None and total is not None:
-            write_tokens(grid, total, logits, places, sampled[..., 0])
-        return sampled
-
-    return best
 
 
 def uniforms(
@@ -238,35 +186,14 @@ class PackedPass:
     def __init__(self, target: Any) -> None:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
-        self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
         arena = Arena.for_module(target)
         layers = [PackedLayer.of(block, arena) for block in target.layers]
-        norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
+        norm, self.head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
         shape, rope = (config.dim, config.n_head, config.norm_eps), target.rotary.table.clone()
-        self.model = model_args(layers, *shape, rope, vocab=config.vocab_size, norm=norm, head=self._head)
+        self.model = model_args(layers, *shape, rope, vocab=config.vocab_size, norm=norm, head=self.head)
         # without a head: what is only read needs no logits
         self.reader = cpp.Model(**self.model.kept | {"head": None})
-
-    def read_slots(
-        self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
-    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
-        """Read conditioning slots, as `Transformer.read_slots`: with their rotary rows, which are zero, attention is
-        the mean of the values that a slot sees.
-        """
-        rows, count = mask.shape
-        heads, layers = self.model.heads, self.model.layers
-        memory = torch.zeros(2 * layers, rows, heads, count, self.dim // heads, dtype=torch.float32)
-        where = torch.arange(count).expand(rows, -1)
-        # words see the words before them, and padding, which is on the left, sees padding
-        seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
-        hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
-        taps = tuple(entered or ())
-        features, tapped = self.run(self.reader, inputs, where, hidden, memory, where, taps)
-        if entered and tapped is not None:
-            entered.update(zip(taps, tapped.chunk(len(taps), -1), strict=True))
-        words = mask[:, None, :, None]
-        return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
 
     def run(
         self,
@@ -285,12 +212,8 @@ class PackedPass:
         fused = torch.empty(rows, nodes, len(taps) * self.dim, dtype=torch.float32) if taps else None
         made = {"features": features, "logits": logits, "fused": fused, "tapped": torch.tensor(taps, dtype=torch.int32)}
         run = pass_args(inputs, positions, slots, mask, memory, taps=len(taps), **made)
-        self.call(ctypes.byref(model), ctypes.byref(run))
+        library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
         return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
-
-    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
-        """Apply the head, as `Transformer.head`."""
-        return linear(features, self._head, None, self.vocab)
 
 
 _PASSES = WeightCache(PackedPass)
@@ -299,10 +222,11 @@ _PASSES = WeightCache(PackedPass)
 class CpuTarget(PreparedTarget):
     """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
 
+    make_uniforms = staticmethod(uniforms)
+
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.cls_embedding = module.cls_embedding
-        self.make_uniforms = uniforms
         self.refresh()
 
     def refresh(self) -> None:
@@ -333,9 +257,25 @@ class CpuTarget(PreparedTarget):
         read = partial(Transformer.read, cast(Any, self), rows=rows, whole=whole, taps=taps)
         return Prompt.joined(list(read_in_passes(read, condition, 1).values()))
 
-    def read_slots(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Read conditioning slots, as `Transformer.read_slots`, in C++."""
-        return self.program.read_slots(*args, **kwargs)
+    def read_slots(
+        self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
+        """Read conditioning slots in C++, as `Transformer.read_slots`.
+
+        With their rotary rows, which are zero, attention is the mean of the values that a slot sees.
+        """
+        (rows, count), program, config = mask.shape, self.program, self.config
+        memory = torch.zeros(2 * config.n_layer, rows, config.n_head, count, config.head_dim, dtype=torch.float32)
+        where = torch.arange(count).expand(rows, -1)
+        # words see the words before them, and padding, which is on the left, sees padding
+        seen = torch.ones(count, count, dtype=torch.bool).tril() & (mask[:, None] | ~mask[:, :, None])
+        hidden = torch.zeros(rows, count, count, dtype=torch.float32).masked_fill_(~seen, -torch.inf)
+        taps = tuple(entered or ())
+        features, tapped = program.run(program.reader, inputs, where, hidden, memory, where, taps)
+        if entered and tapped is not None:
+            entered.update(zip(taps, tapped.chunk(len(taps), -1), strict=True))
+        words = mask[:, None, :, None]
+        return features, (memory[1::2] * words).sum(3) / words.sum(2).clamp(min=1)
 
     def features(
         self,
@@ -353,11 +293,42 @@ class CpuTarget(PreparedTarget):
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Apply the head in C++."""
-        return self.program.head(features)
+        return linear(features, self.program.head, None, self.program.vocab)
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
-        """Return the sampler in C++, None for top-p."""
-        return sampler_of(sampling, noise)
+        """Return the sampler in C++, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
+        if sampling.top_p < 1:
+            return None
+        last = 1 << 30  # interval and top-k are 32-bit integers in C++
+        how: dict[str, Any] = {"top_k": min(sampling.top_k, last), "interval": min(sampling.guidance_interval, last)}
+        how |= {"guidance": sampling.guidance, "temperature": sampling.temperature}
+
+        def best(
+            logits: Float[Tensor, "b r n v"],
+            places: Int[Tensor, "b n"],
+            *,
+            width: int = 1,
+            purpose: int = Purpose.TARGET,
+            grid: Int[Tensor, "b t"] | None = None,
+            total: Float[Tensor, " b"] | None = None,
+        ) -> Int[Tensor, "b n k"]:
+            images, rows, nodes, vocab = logits.shape
+            logits, places, table = logits.float().contiguous(), places.contiguous(), noise.gumbel_table(purpose)
+            assert vocab % LANES == 0, f"{vocab} tokens, expected a multiple of {LANES}"
+            tokens = 0
+            if table is not None:
+                assert table.is_contiguous() and table.shape[::2] == (images, vocab), "noise of other images or tokens"
+                tokens = table.shape[1]
+                places = places.clamp(0, tokens - 1)
+            sampled = places.new_empty(images, nodes, width)
+            sizes = {"images": images, "rows": rows, "nodes": nodes, "vocab": vocab, "tokens": tokens, "width": width}
+            given = {"threads": torch.get_num_threads(), "logits": logits, "places": places, "noise": table}
+            library().lantern_sample(ctypes.byref(cpp.SampleArgs(**sizes, **how, **given, sampled=sampled)))
+            if grid is not None and total is not None:
+                write_tokens(grid, total, logits, places, sampled[..., 0])
+            return sampled
+
+        return best
 
 
 def check(target: Any) -> None:
@@ -386,17 +357,12 @@ class PackedLinear(nn.Linear):
     def __init__(self, of: nn.Linear, arena: Arena) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(of.__dict__)
-        self._panels = arena.panels(of.weight)
-        self._wide_bias = None if of.bias is None else arena.wide(of.bias)
-
-    @property
-    def weights(self) -> tuple[Tensor, Tensor | None]:
-        """The packed weight, and the bias in fp32."""
-        return self._panels, self._wide_bias
+        self.panels = arena.panels(of.weight)
+        self.wide_bias = None if of.bias is None else arena.wide(of.bias)
 
     def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
         """Apply the linear."""
-        return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
+        return linear(x, self.panels, self.wide_bias, self.out_features).to(x.dtype)
 
 
 class PackedDrafterLayer(DraftLayer):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lantern.engines.cuda import ROWS, constant_rows
+from lantern.engines.cuda import constant_rows
 from lantern.engines.engine import Engine, refuses_weights
 
 if TYPE_CHECKING:
@@ -21,22 +21,19 @@ UNMEASURED = "the kernels for this model were tested in Triton's interpreter, an
 class GraphEngine(Engine):
     """Replays each round, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
-    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`constant_rows`). Trees
+    A pass has 32 rows per line (guidance row of an image), fewer in large batches (`constant_rows`). Trees
     of at most so many nodes give plain decoding's tokens. Targets that do not fit the kernels run through torch.
     Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without
     graphs. `products` of small passes over LlamaGen's layers are `fused` with what stands around them; with "cublas",
-    or if those failed, they are cuBLAS's. ValueError for another number of rows and for other products.
+    or if those failed, they are cuBLAS's. ValueError for other products.
     """
 
-    rows: int = ROWS
     products: str = "fused"
     name: ClassVar[str] = "graph"
     captures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows not in (16, 32, 64):
-            raise ValueError(f"rows is {self.rows}, expected 16, 32 or 64")
         if self.products not in PRODUCTS:
             raise ValueError(f"products is {self.products!r}, expected one of {', '.join(PRODUCTS)}")
 
@@ -84,14 +81,12 @@ class GraphEngine(Engine):
         return refusal(original(target))
 
     def _prepare(self, target: Any) -> "Target":
-        if self.without_kernels(target) is not None:
-            return self.prepare_part(target)
-        from lantern.engines.cuda.trial import trial_of
+        if self.without_kernels(target) is None:
+            from lantern.engines.cuda.trial import trial_of
 
-        for kind in self._kinds(target):
-            made = kind(target, self.rows)
-            if trial_of(made, is_fp8=self.is_fp8).fault is None:
-                return made
+            for made in (kind(target) for kind in self._kinds(target)):
+                if trial_of(made, is_fp8=self.is_fp8).fault is None:
+                    return made
         return self.prepare_part(target)
 
     def prepare_part(self, module: Any) -> Any:
@@ -129,17 +124,18 @@ class GraphEngine(Engine):
 
     def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
         """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""
-        if self.without_kernels(target) is not None or nodes > constant_rows(lines, self.rows):
+        if self.without_kernels(target) is not None or nodes > constant_rows(lines):
             return False
-        from lantern.engines.cuda.target import is_fused, keeps_rows
+        from lantern.engines.cuda.target import KernelTarget
         from lantern.engines.cuda.trial import trial_of
 
-        rows = lines * constant_rows(lines, self.rows)
-        return trial_of(target, is_fp8=self.is_fp8).keeps_bits and (is_fused(target, rows) or keeps_rows(target, rows))
+        if not isinstance(target, KernelTarget) or not trial_of(target, is_fp8=self.is_fp8).keeps_bits:
+            return False
+        return target.program.keeps_rows(lines * constant_rows(lines))
 
     def free_nodes(self, lines: int) -> int:
         """Return the rows of plain decoding, which shrink as the batch grows."""
-        return constant_rows(lines, self.rows)
+        return constant_rows(lines)
 
     def _kinds(self, target: Any) -> list[Any]:
         """Return the classes of a target's kernel passes, the preferred one first."""

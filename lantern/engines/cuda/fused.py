@@ -17,6 +17,7 @@ of their columns (`squares`); who reads the row adds them in order.
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
@@ -197,24 +198,17 @@ def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
     depth = 64 if inputs % (64 * SLICES) == 0 else 32
     block = SLICES * depth * 2 * (OUTPUTS * operands + rows)  # bytes
     stages = max(min(98304 // block, 6), 2)
-    return {
-        "ROWS": rows,
-        "OUTPUTS": OUTPUTS,
-        "SLICES": SLICES,
-        "DEPTH": depth,
-        "IS_WIDE": is_interpreted(),
-        "num_warps": SLICES,
-        "num_stages": stages,
-        "enable_fp_fusion": False,
-    }
+    how = {"num_warps": SLICES, "num_stages": stages, "enable_fp_fusion": False, "IS_WIDE": is_interpreted()}
+    return how | {"ROWS": rows, "OUTPUTS": OUTPUTS, "SLICES": SLICES, "DEPTH": depth}
+
+
+def squares_of(x: Float[Tensor, "m c"]) -> Float[Tensor, "m p"]:
+    """Return memory for the sums of squares of the parts of rows."""
+    return x.new_empty(len(x), -(-x.shape[1] // PART), dtype=torch.float32)
 
 
 def enter(
-    inputs: Float[Tensor, "lines n c"],
-    x: Float[Tensor, "m c"],
-    squares: Float[Tensor, "m p"],
-    *,
-    rows: int,
+    inputs: Float[Tensor, "lines n c"], x: Float[Tensor, "m c"], squares: Float[Tensor, "m p"], *, rows: int
 ) -> None:
     """Copy inputs to the first rows of each line, with the sums of squares of their parts; lines may share memory."""
     lines, live, dim = inputs.shape
@@ -246,14 +240,8 @@ def qkv(
     _pair(
         *(x, weight, scale, norm, squares, out, rope, positions, slots, cache),
         *(eps, lines * live, rows, live, lines, count, positions.stride(0)),
-        dim=dim,
-        PAIRS=len(weight) // 2,
-        STEP=2,
-        APART=1,
-        HEADS=heads,
-        WIDTH=width,
-        MODE=ROPE,
-    )
+        dim=dim, PAIRS=len(weight) // 2, STEP=2, APART=1, HEADS=heads, WIDTH=width, MODE=ROPE,
+    )  # fmt: skip
 
 
 def gate_up(
@@ -273,14 +261,8 @@ def gate_up(
     _pair(
         *(x, weight, scale, norm, squares, out, x, x, x, x),
         *(eps, lines * live, rows, live, lines, 0, 0),
-        dim=dim,
-        PAIRS=hidden,
-        STEP=1,
-        APART=hidden,
-        HEADS=1,
-        WIDTH=2,
-        MODE=SILU,
-    )
+        dim=dim, PAIRS=hidden, STEP=1, APART=hidden, HEADS=1, WIDTH=2, MODE=SILU,
+    )  # fmt: skip
 
 
 def _pair(*given: Any, dim: int, **constants: int) -> None:
@@ -306,8 +288,5 @@ def single(
     how = tiling(inputs, count, operands=1)
     single_kernel[(-(-count // how["ROWS"]), -(-outputs // OUTPUTS))](
         *(x, weight, scale, out, out if squares is None else squares, count, rows, live),
-        INPUTS=inputs,
-        OUTPUTS_ALL=outputs,
-        MODE=PLAIN if squares is None else RESIDUAL,
-        **how,
-    )
+        INPUTS=inputs, OUTPUTS_ALL=outputs, MODE=PLAIN if squares is None else RESIDUAL, **how,
+    )  # fmt: skip

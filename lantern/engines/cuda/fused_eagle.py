@@ -6,6 +6,7 @@ that the k-th of them stands k positions after the committed tokens, which is al
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -79,29 +80,12 @@ def pairs_kernel(
         tl.store(TABLE + (image * live + node) * SPAN + column, slot.to(tl.int32), mask=column < SPAN)
 
 
-class Space:
-    """The memory of passes over `rows` pairs of each line, and where their keys are.
-
-    `unit` are sums of squares of rows that are not normed (`fused.qkv` with an eps of almost 0).
-    """
-
-    def __init__(self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int) -> None:
-        device, lines, width = cache.buffer.device, cache.images * cache.rows, config.dim // config.n_head
-        how: dict[str, Any] = {"tokens": cache.tokens, "device": device, "block": block, "ahead": cache.stage}
-        self.plan = kernels.Plan(images=cache.images, guided=cache.rows, rows=rows, **how)
-        prompts = -(-cache.prefix // block)
-        self.attention = kernels.BlockAttention(
-            self.plan, heads=config.n_head, width=width, prompts=prompts, device=device
-        )
-        widths = (2 * config.dim, config.dim, 3 * config.dim, config.ffn_dim)
-        made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
-        self.pairs, self.attended, self.qkv, self.hidden = made
-        self.positions = torch.zeros(lines, rows, dtype=torch.long, device=device)
-        self.squares, self.unit = torch.zeros(
-            2, lines * rows, -(-config.dim // kernels.PART), dtype=torch.float32, device=device
-        ).unbind()
-        self.unit[:, 0] = config.dim
-        self.ones = torch.ones(config.dim, dtype=dtype, device=device)
+@cache  # without a limit, since graphs read the memory
+def unnormed(dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return weight and sums of squares of rows that are not normed (`fused.qkv` with an eps of almost 0)."""
+    squares = torch.zeros(FEW, -(-dim // kernels.PART), dtype=torch.float32, device=device)
+    squares[:, 0] = dim
+    return torch.ones(dim, dtype=dtype, device=device), squares
 
 
 class FusedEagle(Eagle):
@@ -110,13 +94,9 @@ class FusedEagle(Eagle):
     Weights are read where they are, so that they may change.
     """
 
-    block = kernels.BLOCK
-    spaces: dict[Any, Space]
-
     def __init__(self, of: Eagle) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(of))
-        self.spaces = {}
 
     def draft(
         self,
@@ -138,45 +118,46 @@ class FusedEagle(Eagle):
         if lines * live > FEW:
             how: dict[str, Any] = {"known": known, "ancestors": ancestors, "cache": cache, "slots": slots}
             return super().draft(features, tokens, places, sees, scales=scales, depth=depth, **how)
-        space = self._space(cache, live)
         rows: dict[str, Any] = {"rows": live}
-        x = torch.empty(lines * live, dim, dtype=self.dtype, device=features.device)
-        given, plan = features.flatten(0, 1), space.plan
+        config, count, sizes = self.config, lines * live, rows | {"live": live, "heads": self.config.n_head}
+        attention = kernels.BlockAttention(cache, **sizes, lengths=cache.first, ahead=cache.stage)
+        x = torch.empty(count, dim, dtype=self.dtype, device=features.device)
+        pairs, attended, qkv, hidden = (x.new_empty(count, width) for width in (2 * dim, dim, 3 * dim, config.ffn_dim))
+        squares, positions = fused.squares_of(x), places.new_empty(lines, live)
+        given = features.flatten(0, 1)
         if given.stride(2) != 1:
             given = given.contiguous()
-        if scales is None or self.config.form != "guided":
+        if scales is None or config.form != "guided":
             scale = (None, None, 0, 0)
         else:
             scale = (scales, self.guidance, *scales.stride())
         seen = ancestors if ancestors.stride(-1) == 1 else ancestors.contiguous()
-        span = plan.tail * plan.block
+        span = attention.table.shape[2]
         # pairs, positions and plan of the pass, and in `x` what the product of the pairs is added to
         pairs_kernel[(lines, live)](
             *(tokens.contiguous(), places, self.embed_tokens.weight, given, self.fc.bias),
             *scale[:2],
-            *(known, seen.view(torch.uint8), space.pairs, x, space.positions, plan.table, plan.places, plan.full),
-            *(live, cache.rows, self.config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
+            *(known, seen.view(torch.uint8), pairs, x, positions, attention.table, attention.places, attention.full),
+            *(live, cache.rows, config.cls_token_num, cache.prefix, cache.first_stage_slot, seen.shape[-1]),
             *(given.stride(0), given.stride(1), places.stride(0), places.stride(1)),
             *(seen.stride(0) if seen.ndim == 3 else 0, seen.stride(-2), *scale[2:]),
-            DIM=dim, DIM_SIZE=triton.next_power_of_2(dim), BLOCK=plan.block, SPAN=span,
+            DIM=dim, DIM_SIZE=triton.next_power_of_2(dim), BLOCK=kernels.BLOCK, SPAN=span,
             SPAN_SIZE=triton.next_power_of_2(span), NODES=max(triton.next_power_of_2(seen.shape[-1]), 2), num_warps=4,
         )  # fmt: skip
-        fused.single(space.pairs, self.fc.weight, x, space.squares, live=live, **rows)
+        fused.single(pairs, self.fc.weight, x, squares, live=live, **rows)
         for layer in self.layers:
-            attention, feed, kept = layer.attention, layer.feed_forward, cache.layer(layer.number)
-            has_norm = not isinstance(layer.attention_norm, nn.Identity)
-            norm = layer.attention_norm.weight if has_norm else space.ones
-            squares, eps = (space.squares, layer.attention_norm.eps) if has_norm else (space.unit, 1e-12)
-            fused.qkv(
-                *(x, attention.wqkv.weight, norm, squares, space.qkv, self.rotary.table, space.positions, slots, kept),
-                eps=eps,
-                **rows,
-            )
-            space.attention(space.qkv, kept, x, space.attended, prefix=cache.prefix, lengths=cache.first)
-            fused.single(space.attended, attention.wo.weight, x, space.squares, live=live, **rows)
+            block, feed, kept = layer.attention, layer.feed_forward, cache.layer(layer.number)
+            if isinstance(layer.attention_norm, nn.Identity):
+                (norm, before), eps = unnormed(dim, self.dtype, x.device), 1e-12
+            else:
+                norm, before, eps = layer.attention_norm.weight, squares, layer.attention_norm.eps
+            own = (x, block.wqkv.weight, norm, before, qkv, self.rotary.table, positions, slots, kept)
+            fused.qkv(*own, eps=eps, **rows)
+            attention(qkv, kept, x, attended)
+            fused.single(attended, block.wo.weight, x, squares, live=live, **rows)
             gate, norm = feed.w13.weight, layer.ffn_norm
-            fused.gate_up(x, gate, norm.weight, space.squares, space.hidden, eps=norm.eps, live=live, **rows)
-            fused.single(space.hidden, feed.w2.weight, x, space.squares, live=live, **rows)
+            fused.gate_up(x, gate, norm.weight, squares, hidden, eps=norm.eps, live=live, **rows)
+            fused.single(hidden, feed.w2.weight, x, squares, live=live, **rows)
         return x.view(images, guided, live, dim)
 
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
@@ -189,13 +170,6 @@ class FusedEagle(Eagle):
         x, (numbers, scale) = features.reshape(lines * live, dim), parts_of(weight)
         fused.single(x, numbers, made.view(lines * live, -1), None, scale=scale, rows=live, live=live)
         return made
-
-    def _space(self, cache: StaticCache, rows: int) -> Space:
-        sizes = (cache.images, cache.rows, cache.prefix, cache.tokens, cache.stage)
-        key = (*sizes, rows, self.block, self.dtype, cache.buffer.device)
-        if key not in self.spaces:
-            self.spaces[key] = Space(self.config, cache, rows, self.dtype, self.block)
-        return self.spaces[key]
 
 
 _FUSED: WeightCache[FusedEagle] = WeightCache(FusedEagle)

@@ -3,11 +3,10 @@
 import dataclasses
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -45,7 +44,8 @@ class Captured:
         memory = memory_of(state)
         is_same = len(memory) == len(self.memory)
         is_same = is_same and all(one is other() for one, other in zip(memory, self.memory, strict=True))
-        return is_same and self.weights == weights_of(original(state.target)) and self.is_forced == is_forced(state)
+        is_same = is_same and self.is_forced == (state.forced is not None)
+        return is_same and self.weights == weights_of(original(state.target))
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +54,7 @@ class Captured:
 
 
 # by generation, the latest used last; a generation that is gone takes its graph along
-_GRAPHS: OrderedDict[int, tuple["ref[State]", Captured]] = OrderedDict()
+_GRAPHS: WeakKeyDictionary[State, Captured] = WeakKeyDictionary()
 
 
 class GraphRounds(TorchRounds):
@@ -85,11 +85,11 @@ class GraphRounds(TorchRounds):
 
     def _known(self) -> Captured | None:
         """Return the graph of an earlier generation if it fits this one's memory and weights."""
-        found = _GRAPHS.get(id(self.state))
-        if found is None or found[0]() is not self.state or not found[1].fits(self.state):
+        found = _GRAPHS.get(self.state)
+        if found is None or not found.fits(self.state):
             return None
-        _GRAPHS.move_to_end(id(self.state))
-        return found[1]
+        _GRAPHS[self.state] = _GRAPHS.pop(self.state)
+        return found
 
     def _try(self) -> Captured | None:
         """Capture a round and keep the graph; None, with the reason in the log, if that fails."""
@@ -106,13 +106,13 @@ class GraphRounds(TorchRounds):
         finally:
             watch.is_on = is_on
         memory = list(map(ref, memory_of(state)))
-        made = Captured(graph, step, memory, weights_of(original(state.target)), is_forced(state))
-        name = id(state)
-        _GRAPHS[name] = ref(state, lambda _: _GRAPHS.pop(name, None)), made
+        made = Captured(graph, step, memory, weights_of(original(state.target)), state.forced is not None)
+        _GRAPHS.pop(state, None)
+        _GRAPHS[state] = made
         while len(_GRAPHS) > 1 and (
-            len(_GRAPHS) > MOST_GRAPHS or sum(one.nbytes for _, one in _GRAPHS.values()) > most_bytes()
+            len(_GRAPHS) > MOST_GRAPHS or sum(one.nbytes for one in _GRAPHS.values()) > most_bytes()
         ):
-            _GRAPHS.popitem(last=False)
+            _GRAPHS.pop(next(iter(_GRAPHS)))
         watch.lap("capture")
         return made
 
@@ -149,11 +149,6 @@ def memory_of(state: State) -> list[Tensor]:
     """Return the large tensors of a generation, which are others whenever its sizes are."""
     assert state.cache is not None and state.noise is not None
     return [state.cache.buffer, state.tokens, state.known, *state.noise.tables]
-
-
-def is_forced(state: State) -> bool:
-    """Return whether tokens are given."""
-    return state.forced is not None
 
 
 def forget_all() -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from triton import knobs
 
 from lantern.core.sampling import Sampling
+from lantern.decoding.cache import StaticCache
 
 BLOCK = 64  # positions of a block of keys
 TILE = 16  # rows of a tile: the smallest that tensor cores multiply
@@ -37,8 +38,9 @@ WARPS = 4
 NUMBERS = (
     *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
     *("position_line", "input_line"),
-    *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride"),
-    "grid_stride",
+    *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride", "grid_stride"),
+    *("depth", "near", "columns", "far_columns", "lanes", "tree_stride", "rank_stride", "depth_stride"),
+    *("image_stride", "row_stride"),
 )
 
 
@@ -450,43 +452,51 @@ def head_size(width: int) -> int:
     return max(1 << (width - 1).bit_length(), 16)
 
 
-class Plan:
-    """Where each row of a pass finds its keys, by position.
+class BlockAttention:
+    """Position-ordered attention of a pass: where each row finds its keys, and the memory of the partial results.
 
-    `places[i, r]` is the position of row r of image i. `full[i]` is the number of blocks
-    whose positions are all committed. `table[i, r, c]` is the slot of position `block * full[i] + c`, -1 where row r
-    sees no key there. It holds `tail` blocks. `live` is the number of nodes of the last pass.
+    The pass has `rows` rows per line, of which `live` hold nodes. `heads` are those of queries; a head of keys and
+    values is read by as many of them as there are more. `lengths` are the tokens of each line's prompt, whose keys and
+    values end at slot `prefix` of the cache; None for LlamaGen's, which have one value. All blocks are added in an
+    order that depends on their number, rounded up to a power of two.
+
+    `places[i, r]` is the position of row r of image i. `full[i]` is the number of blocks whose positions are all
+    committed. `table[i, r, c]` is the slot of position `BLOCK * full[i] + c`, -1 where row r sees no key there. It
+    holds `tail` blocks. Rows that are not live hold numbers that nothing reads.
     """
 
     def __init__(
         self,
+        cache: StaticCache,
         *,
-        images: int,
-        guided: int,
         rows: int,
-        tokens: int,
-        device: torch.device,
-        block: int = BLOCK,
+        live: int,
+        heads: int,
+        lengths: Int[Tensor, "lines 1"] | None = None,
         ahead: int = 0,
     ) -> None:
-        self.images, self.guided, self.rows, self.block = images, guided, rows, block
-        self.live = rows
-        self.blocks = -(-tokens // block)
+        assert lengths is not None or cache.prefix in (1, 2), f"the prompt has {cache.prefix} slots, expected 1 or 2"
+        self.cache, self.rows, self.live, self.heads, self.lengths = cache, rows, live, heads, lengths
+        self.width, self.blocks = cache.buffer.shape[4], -(-cache.tokens // BLOCK)
+        self.parts = self.blocks + (0 if lengths is None else -(-cache.prefix // BLOCK))
         # the last node of a chain stands at most `rows - 1` positions after the first, one whose ancestors are of
         # earlier passes fewer than `ahead` after the committed tokens
-        self.tail = -(-(max(rows, ahead) - 1) // block) + 1
-        self.table = torch.full((images, rows, self.tail * block), -1, dtype=torch.int32, device=device)
-        self.places = torch.zeros((images, rows), dtype=torch.int32, device=device)
-        self.full = torch.zeros(images, dtype=torch.int32, device=device)
+        self.tail = -(-(max(rows, ahead) - 1) // BLOCK) + 1
+        images, device = cache.images, cache.buffer.device
+        self.table = torch.empty(images, rows, self.tail * BLOCK, dtype=torch.int32, device=device)
+        self.places = torch.empty(images, rows, dtype=torch.int32, device=device)
+        self.full = torch.empty(images, dtype=torch.int32, device=device)
+        size = (images * cache.rows * heads, rows, self.parts)
+        maxima, sums = torch.empty(2, *size, dtype=torch.float32, device=device).unbind()
+        self.partial = maxima, sums, torch.empty(*size, self.width, dtype=torch.float32, device=device)
 
-    def update(
+    def plan(
         self,
         positions: Int[Tensor, "lines n"],
         mask: Float[Tensor, "lines n s"],
         slots: Int[Tensor, " n"],
         *,
         conditioning: int,
-        prefix: int,
     ) -> None:
         """Read which keys each node sees: all committed tokens, which are those before node 0, and its ancestors.
 
@@ -494,67 +504,42 @@ class Plan:
         of the prompt. Rows of an image see the same.
         """
         assert mask.stride(2) == 1 and positions[0].is_contiguous() and slots.is_contiguous()
-        self.live = positions.shape[1]
         size = self.table.shape[2]
-        plan_kernel[(self.images, self.live)](
+        plan_kernel[(self.cache.images, self.live)](
             *(positions, mask, slots, self.table, self.places, self.full),
-            *(self.rows, self.live, self.guided, conditioning, prefix),
+            *(self.rows, self.live, self.cache.rows, conditioning, self.cache.prefix),
             *(mask.stride(0), mask.stride(1), positions.stride(0)),
-            BLOCK=self.block, SPAN=triton.next_power_of_2(size), SIZE=size, NODES=triton.next_power_of_2(self.rows),
+            BLOCK=BLOCK, SPAN=triton.next_power_of_2(size), SIZE=size, NODES=triton.next_power_of_2(self.rows),
             num_warps=WARPS,
         )  # fmt: skip
-
-
-class BlockAttention:
-    """Position-ordered attention of a shape of passes; holds the memory of the partial results.
-
-    `heads` are those of queries; each head of keys and values is read by `group` of them. `prompts` are the blocks of
-    the longest prompt with keys of its own; 0 for LlamaGen's, which have one value. All blocks are added in an order
-    that depends on their number, rounded up to a power of two.
-    """
-
-    def __init__(
-        self, plan: Plan, *, heads: int, width: int, device: torch.device, group: int = 1, prompts: int = 0
-    ) -> None:
-        self.plan, self.heads, self.width, self.group = plan, heads, width, group
-        self.parts = plan.blocks + prompts
-        size = (plan.images * plan.guided * heads, plan.rows, self.parts)
-        self.maxima, self.sums = torch.zeros(2, *size, dtype=torch.float32, device=device).unbind()
-        self.values = torch.zeros(*size, width, dtype=torch.float32, device=device)
 
     def __call__(
         self,
         qkv: Float[Tensor, "m c3"],
-        cache: Float[Tensor, "2 lines h s d"],
+        kept: Float[Tensor, "2 lines h s d"],
         mask: Float[Tensor, "lines n s"],
         out: Float[Tensor, "m c"],
-        *,
-        prefix: int,
-        lengths: Int[Tensor, "lines 1"] | None = None,
     ) -> None:
         """Write the attention of the live rows to `out`; queries are the first columns of `qkv`, rotated.
 
-        `lengths` are the tokens of each line's prompt, whose keys and values end at slot `prefix`; None for LlamaGen's.
+        `kept` are the keys and values of a layer.
         """
-        plan, lines, slots = self.plan, cache.shape[1], cache.shape[3]
-        if lengths is None:
-            assert prefix in (1, 2), f"the prompt has {prefix} slots, expected 1 or 2"
-        else:
-            assert prefix <= (self.parts - plan.blocks) * plan.block, f"the prompt has {prefix} slots"
-        partial, parts = (self.maxima, self.sums, self.values), None if lengths is None else self.parts
-        jobs = self.parts * -(-plan.live // TILE) + plan.live * plan.tail
+        lines, heads, slots = kept.shape[1:4]
+        prefix, guided, has_keys = self.cache.prefix, self.cache.rows, self.lengths is not None
+        parts = self.parts if has_keys else None
+        jobs = self.parts * -(-self.live // TILE) + self.live * self.tail
         size = head_size(self.width)
         partials_kernel[(lines * self.heads, jobs)](
-            *(qkv, cache, plan.table, plan.places, plan.full, *partial, lengths, self.width**-0.5),
-            *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks, parts),
-            HEADS=self.heads, GROUP=self.group, WIDTH=self.width, WIDTH_SIZE=size, BLOCK=plan.block, TAIL=plan.tail,
-            TILE=TILE, IS_WIDE=is_interpreted(), num_warps=WARPS,
+            *(qkv, kept, self.table, self.places, self.full, *self.partial, self.lengths, self.width**-0.5),
+            *(self.rows, self.live, lines, slots, prefix, guided, self.blocks, parts),
+            HEADS=self.heads, GROUP=self.heads // heads, WIDTH=self.width, WIDTH_SIZE=size, BLOCK=BLOCK,
+            TAIL=self.tail, TILE=TILE, IS_WIDE=is_interpreted(), num_warps=WARPS,
         )  # fmt: skip
-        combine_kernel[(lines * self.heads, plan.live)](
-            *(*partial, plan.places, mask, cache, lengths, out),
-            *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, parts, mask.stride(0)),
+        combine_kernel[(lines * self.heads, self.live)](
+            *(*self.partial, self.places, mask, kept, self.lengths, out),
+            *(self.rows, self.live, lines, slots, guided, self.blocks, parts, mask.stride(0)),
             HEADS=self.heads, WIDTH=self.width, WIDTH_SIZE=size, BLOCKS_SIZE=triton.next_power_of_2(self.parts),
-            PREFIX=prefix if lengths is None else 0, BLOCK=plan.block, num_warps=WARPS,
+            PREFIX=0 if has_keys else prefix, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ class LlamaPass(KernelPass):
             # all tokens at once: the bits of a product may depend on how many there are
             tokens = torch.arange(self.config.vocab_size, device=weight.device)
             self.embedding = nn.Embedding.from_pretrained(target.tok_embeddings(tokens))
-        self._spaces, self.trials = {}, {}
+        self.trials = {}
 
     def logits(self, features: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
         """Apply the head to all rows of a pass."""

@@ -20,7 +20,8 @@ from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
 from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, on_device, read_in_passes
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cuda import ROWS, constant_rows, fused, kernels, rows_of, walk
+from lantern.engines.cuda import constant_rows, fused, kernels, rows_of, walk
+from lantern.engines.cuda.kernels import BlockAttention
 from lantern.engines.pass_times import waves
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -29,7 +30,7 @@ LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-Tap = Callable[[int], None]
+Tap = Callable[[int, Tensor], None]
 
 
 def refusal(target: Any) -> str | None:
@@ -48,30 +49,6 @@ def refuses_dtype(target: Any) -> str | None:
     """Return why the kernels cannot compute in a target's dtype, or None if they can."""
     dtype = target.tok_embeddings.weight.dtype
     return None if dtype in DTYPES else f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
-
-
-@torch.no_grad()
-def keeps_rows(target: Any, rows: int) -> bool:
-    """Return whether a row of a pass of so many rows has the same bits wherever it stands, as products are computed.
-
-    A product of constant size sums in one order only if its kernel divides all rows in the same way. Each product is
-    tried once for each size, with one input in all rows and the target's own weights.
-    """
-    program = target.program
-    if rows not in program.trials:
-        layer, device = program.layers[0], target.tok_embeddings.weight.device
-
-        def inputs(width: int) -> Float[Tensor, "m k"]:
-            return waves(width, device=device).to(program.dtype).expand(rows, -1).contiguous()
-
-        with on_device(device):
-            made = [program.logits(inputs(program.config.dim))]
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                x = inputs(linear.parts[0][0].shape[1])
-                made.append(x.new_empty(rows, sum(linear.widths)))
-                linear(x, made[-1])
-        program.trials[rows] = all(torch.equal(out, out[:1].expand_as(out)) for out in made)
-    return program.trials[rows]
 
 
 def is_readable(weight: Tensor) -> bool:
@@ -110,29 +87,6 @@ class LayerWeights:
         self.gate_up, self.down = Linear(feed.w13.weight), Linear(feed.w2.weight)
 
 
-class Workspace:
-    """The memory of passes of one shape, and their plan. Rows without a node hold numbers that nothing reads.
-
-    `heads` are those of queries, `prompts` the blocks of the prompt's keys (`kernels.BlockAttention`).
-    """
-
-    def __init__(
-        self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int, heads: int, prompts: int
-    ) -> None:
-        device, lines = cache.buffer.device, cache.images * cache.rows
-        sizes = {"images": cache.images, "guided": cache.rows, "rows": rows}
-        self.rows = rows
-        self.plan = kernels.Plan(**sizes, tokens=cache.tokens, device=device, block=block)
-        how: dict[str, int] = {"heads": heads, "width": config.head_dim, "group": heads // config.n_head}
-        self.attention = kernels.BlockAttention(self.plan, **how, prompts=prompts, device=device)
-        attended, qkv = heads * config.head_dim, (heads + 2 * config.n_head) * config.head_dim
-        widths = (config.dim, config.dim, config.dim, attended, qkv, 2 * config.ffn_dim, config.ffn_dim)
-        made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
-        self.x, self.normed, self.delta, self.attended, self.qkv, self.gated, self.hidden = made
-        # sums of squares of parts of x, which `fused` keeps
-        self.squares = torch.zeros(lines * rows, -(-config.dim // kernels.PART), dtype=torch.float32, device=device)
-
-
 class KernelPass:
     """A target's weights, and the pass over them."""
 
@@ -146,7 +100,6 @@ class KernelPass:
         self.layers = [LayerWeights(block) for block in target.layers]
         self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
         self.rope = target.rotary.table.contiguous()
-        self._spaces: dict[tuple[Any, ...], Workspace] = {}
         self.trials: dict[int, bool] = {}  # of `keeps_rows`, by number of rows
 
     def logits(self, features: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
@@ -154,6 +107,30 @@ class KernelPass:
         made = features.new_empty(len(features), self.config.vocab_size)
         self.head(features, made)
         return made
+
+    @torch.no_grad()
+    def keeps_rows(self, rows: int) -> bool:
+        """Return whether a row of a pass of so many rows has the same bits wherever it stands, by its products.
+
+        Those of `fused` keep them. Another product of constant size sums in one order only if its kernel divides all
+        rows in the same way: each is tried once for each size, with one input in all rows and the target's own weights.
+        """
+        if self.fuses and rows <= FEW:
+            return True
+        if rows not in self.trials:
+            layer, device = self.layers[0], self.norm.device
+
+            def inputs(width: int) -> Float[Tensor, "m k"]:
+                return waves(width, device=device).to(self.dtype).expand(rows, -1).contiguous()
+
+            with on_device(device):
+                made = [self.logits(inputs(self.config.dim))]
+                for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                    x = inputs(linear.parts[0][0].shape[1])
+                    made.append(x.new_empty(rows, sum(linear.widths)))
+                    linear(x, made[-1])
+            self.trials[rows] = all(torch.equal(out, out[:1].expand_as(out)) for out in made)
+        return self.trials[rows]
 
     def __call__(
         self,
@@ -164,100 +141,91 @@ class KernelPass:
         cache: StaticCache,
         slots: Int[Tensor, "lines n"],
         taps: tuple[int, ...] = (),
-        least: int = ROWS,
-        block: int = kernels.BLOCK,
     ) -> Scores:
-        """Score inputs, as `Transformer.forward`: node 0 follows the committed tokens, others follow their ancestors.
-
-        `least` are the rows of `rows_of`, `block` the positions of a block of keys.
-        """
-        (lines, live), conditioning = inputs.shape[:2], self.config.cls_token_num
-        space = self._space(cache, rows_of(lines, live, least), block)
-        space.plan.update(positions, mask, slots[0], conditioning=conditioning, prefix=cache.prefix)
+        """Score inputs, as `Transformer.forward`: node 0 follows the committed tokens, others their ancestors."""
+        lines, live = inputs.shape[:2]
+        lengths = cache.first if self.has_prompt_keys else None
+        attention = BlockAttention(cache, rows=rows_of(lines, live), live=live, heads=self.heads, lengths=lengths)
+        attention.plan(positions, mask, slots[0], conditioning=self.config.cls_token_num)
         # which of the two depends on the batch and not on the number of nodes, so that bits do not either
-        run = self._fused if self.fuses and lines * constant_rows(lines, least) <= FEW else self._unfused
+        run = self._fused if self.fuses and lines * constant_rows(lines) <= FEW else self._unfused
         entered = dict[int, Tensor]()
 
-        def tap(number: int) -> None:
+        def tap(number: int, x: Float[Tensor, "m c"]) -> None:
             """Keep the input of a layer if it is tapped."""
             if number in taps:
-                entered[number] = self._live(space.x, space, live).clone()
+                entered[number] = self._live(x, attention).clone()
 
-        features, logits = run(tap, space, inputs, positions, mask, cache, slots[0])
+        features, logits = run(tap, attention, inputs, positions, mask, slots[0])
         tapped = torch.cat([entered[layer] for layer in taps], -1) if taps else None
-        return Scores(logits, self._live(features, space, live), tapped)
+        return Scores(logits, self._live(features, attention), tapped)
 
     def _unfused(
-        self, tap: Tap, space: Workspace, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, slots: Tensor
+        self, tap: Tap, attention: BlockAttention, inputs: Tensor, positions: Tensor, mask: Tensor, slots: Tensor
     ) -> tuple[Float[Tensor, "m c"], Float[Tensor, "lines n v"]]:
-        """Return features of all rows and logits of nodes; `tap` is called with the number of each layer before it."""
-        live = inputs.shape[1]
-        how: dict[str, int] = {"rows": space.rows, "live": live}
-        lengths = cache.first if self.has_prompt_keys else None
-        rope_positions = positions if lengths is None else positions + lengths
-        space.x.view(len(inputs), space.rows, -1)[:, :live].copy_(inputs)
-        delta = None
+        """Return features of all rows and logits of nodes; `tap` is called with each layer's number and input."""
+        (lines, live), rows, cache = inputs.shape[:2], attention.rows, attention.cache
+        how: dict[str, int] = {"rows": rows, "live": live}
+        rope_positions = positions if attention.lengths is None else positions + attention.lengths
+        x, attended, qkv, hidden = self._memory(lines * rows)
+        normed, change, gated = torch.empty_like(x), torch.empty_like(x), hidden.new_empty(len(x), 2 * hidden.shape[1])
+        x.view(lines, rows, -1)[:, :live].copy_(inputs)
+        delta = None  # nothing is added to the input of the first layer
         for number, layer in enumerate(self.layers):
-            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=self.eps, **how)
-            tap(number)
-            layer.qkv(space.normed, space.qkv)
+            kernels.norm(x, delta, layer.attention_norm, normed, eps=self.eps, **how)
+            tap(number, x)
+            layer.qkv(normed, qkv)
             kept = cache.layer(number)
-            kernels.rotate_and_store(
-                space.qkv, self.rope, rope_positions, slots, kept, rows=space.rows, splits=self.splits
-            )
-            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix, lengths=lengths)
-            delta = space.delta
-            layer.out(space.attended, delta)
-            kernels.norm(space.x, delta, layer.ffn_norm, space.normed, eps=self.eps, **how)
-            layer.gate_up(space.normed, space.gated)
-            kernels.silu_mul(space.gated, space.hidden, **how)
-            layer.down(space.hidden, delta)
-        # the caller keeps features and logits, so they have memory of their own
-        features = torch.zeros_like(space.x)
-        kernels.norm(space.x, delta, self.norm, features, eps=self.eps, **how)
-        return features, self._live(self.logits(features), space, live).float()
+            kernels.rotate_and_store(qkv, self.rope, rope_positions, slots, kept, rows=rows, splits=self.splits)
+            attention(qkv, kept, mask, attended)
+            delta = change
+            layer.out(attended, delta)
+            kernels.norm(x, delta, layer.ffn_norm, normed, eps=self.eps, **how)
+            layer.gate_up(normed, gated)
+            kernels.silu_mul(gated, hidden, **how)
+            layer.down(hidden, delta)
+        features = torch.empty_like(x)
+        kernels.norm(x, delta, self.norm, features, eps=self.eps, **how)
+        return features, self._live(self.logits(features), attention).float()
 
     def _fused(
-        self, tap: Tap, space: Workspace, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Any, slots: Tensor
+        self, tap: Tap, attention: BlockAttention, inputs: Tensor, positions: Tensor, mask: Tensor, slots: Tensor
     ) -> tuple[Float[Tensor, "m c"], Float[Tensor, "lines n v"]]:
         """Return what `_unfused` does, for LlamaGen's layers."""
-        (lines, live), squares = inputs.shape[:2], space.squares
-        how: dict[str, Any] = {"rows": space.rows}
-        fused.enter(inputs, space.x, squares, **how)
+        (lines, live), how = inputs.shape[:2], {"rows": attention.rows}
+        x, attended, qkv, hidden = self._memory(lines * attention.rows)
+        squares = fused.squares_of(x)
+        fused.enter(inputs, x, squares, **how)
         for number, layer in enumerate(self.layers):
-            tap(number)
-            kept, eps = cache.layer(number), self.eps
+            tap(number, x)
+            kept, eps = attention.cache.layer(number), self.eps
             (wqkv, qkv_scale), (out, out_scale) = layer.qkv.parts[0], layer.out.parts[0]
             (w13, gate_scale), (down, down_scale) = layer.gate_up.parts[0], layer.down.parts[0]
-            fused.qkv(
-                *(space.x, wqkv, layer.attention_norm, squares, space.qkv, self.rope, positions, slots, kept),
-                scale=qkv_scale,
-                eps=eps,
-                **how,
-            )
-            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix)
-            fused.single(space.attended, out, space.x, squares, scale=out_scale, live=live, **how)
-            fused.gate_up(
-                space.x, w13, layer.ffn_norm, squares, space.hidden, scale=gate_scale, eps=eps, live=live, **how
-            )
-            fused.single(space.hidden, down, space.x, squares, scale=down_scale, live=live, **how)
-        features = torch.empty_like(space.x)
-        kernels.norm(space.x, None, self.norm, features, eps=self.eps, rows=space.rows, live=live)
+            given = (x, wqkv, layer.attention_norm, squares, qkv, self.rope, positions, slots, kept)
+            fused.qkv(*given, scale=qkv_scale, eps=eps, **how)
+            attention(qkv, kept, mask, attended)
+            fused.single(attended, out, x, squares, scale=out_scale, live=live, **how)
+            fused.gate_up(x, w13, layer.ffn_norm, squares, hidden, scale=gate_scale, eps=eps, live=live, **how)
+            fused.single(hidden, down, x, squares, scale=down_scale, live=live, **how)
+        features = torch.empty_like(x)
+        kernels.norm(x, None, self.norm, features, eps=self.eps, live=live, **how)
         logits = features.new_empty(lines * live, self.config.vocab_size, dtype=torch.float32)
         head, scale = self.head.parts[0]
         fused.single(features, head, logits, None, scale=scale, live=live, **how)
         return features, logits.unflatten(0, (lines, live))
 
-    def _live(self, x: Float[Tensor, "m c"], space: Workspace, live: int) -> Float[Tensor, "lines n c"]:
-        """Return the rows that hold nodes."""
-        return x.view(-1, space.rows, x.shape[1])[:, :live]
+    def _memory(self, rows: int) -> list[Tensor]:
+        """Return memory for inputs of layers, attention, queries with keys and values, and the gated layer.
 
-    def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
-        prompts = -(-cache.prefix // block) if self.has_prompt_keys else 0
-        key = (cache.images, cache.rows, cache.tokens, rows, block, prompts)
-        if key not in self._spaces:
-            self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block, self.heads, prompts)
-        return self._spaces[key]
+        Rows without a node hold numbers that nothing reads.
+        """
+        config, width = self.config, self.config.head_dim
+        widths = (config.dim, self.heads * width, (self.heads + 2 * config.n_head) * width, config.ffn_dim)
+        return [torch.empty(rows, width, dtype=self.dtype, device=self.norm.device) for width in widths]
+
+    def _live(self, x: Float[Tensor, "m c"], attention: BlockAttention) -> Float[Tensor, "lines n c"]:
+        """Return the rows that hold nodes."""
+        return x.view(-1, attention.rows, x.shape[1])[:, : attention.live]
 
 
 class KernelTarget(PreparedTarget):
@@ -270,9 +238,8 @@ class KernelTarget(PreparedTarget):
     passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
     walks: ClassVar[bool] = True  # False once the kernel did not build or launch
 
-    def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self.rows, self.block = rows, block
         self.refresh()
 
     def refresh(self) -> None:
@@ -302,12 +269,11 @@ class KernelTarget(PreparedTarget):
         has_all = isinstance(cache, StaticCache) and cache.tokens == self.config.block_size
         if mask is None or slots is None or not has_all:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
-        how: dict[str, int] = {"least": self.rows, "block": self.block}
-        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)
+        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
 
     def walk(self, verifier: Any, tree: Any, rows: Any) -> Verdict | None:
         """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
-        if not KernelTarget.walks or walk.refusal(verifier, tree, rows) is not None:
+        if not KernelTarget.walks or not walk.takes(verifier, tree, rows):
             return None
         try:
             is_match = isinstance(verifier, GumbelVerifier)
@@ -346,11 +312,6 @@ class KernelTarget(PreparedTarget):
             return kernels.sample(logits, places, table, sampling, width=width, log_q=log_q), log_q
 
         return ranked
-
-
-def is_fused(target: Any, rows: int) -> bool:
-    """Return whether passes of so many rows of a prepared target run by the products of `fused`."""
-    return target.program.fuses and rows <= FEW
 
 
 class FusedPass(KernelPass):

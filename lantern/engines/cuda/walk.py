@@ -31,7 +31,7 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import is_interpreted, least_of, ordered, scores_of
+from lantern.engines.cuda.kernels import is_interpreted, kernel, least_of, ordered, scores_of
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, LanternPP
@@ -39,12 +39,9 @@ from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, Lant
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
 MOST_TOKENS = 16384
+RULES = (type(None), Lantern, LanternPP)  # relaxations; a subclass may judge otherwise
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
-UNSPECIALISED = (
-    *("top_k", "interval", "nodes", "positions", "depth", "near", "columns", "far_columns", "lanes", "places_stride"),
-    *("tree_stride", "rank_stride"),
-)
 
 
 @triton.jit
@@ -54,7 +51,7 @@ def exponentials(log_p):
     return tl.where(p > SMALLEST, p, 0.0)
 
 
-@triton.jit(do_not_specialize=["top_k", "interval", "nodes", "places_stride"])
+@kernel
 def summary_kernel(
     LOGITS, PLACES, BOUNDS, NORMS,
     guidance, temperature, top_k, interval, nodes, places_stride, line_stride, node_stride,
@@ -80,7 +77,7 @@ def summary_kernel(
     tl.store(NORMS + row * 2 + 1, tl.log(tl.sum(tl.exp(scores - largest), 0)))
 
 
-@triton.jit(do_not_specialize=list(UNSPECIALISED))
+@kernel
 def walk_kernel(
     LOGITS, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, SCRATCH, PATH,
     LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
@@ -346,7 +343,7 @@ def walk_kernel(
     tl.store(NEXT + image, tl.argmax(final, 0).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["nodes", "depth", "tree_stride", "depth_stride", "image_stride", "row_stride"])
+@kernel
 def match_kernel(
     TOKENS, SAMPLED, PARENTS, DEPTHS, ANCESTORS, PATH, LENGTH, NEXT,
     nodes, depth, tree_stride, depth_stride, image_stride, row_stride,
@@ -373,22 +370,21 @@ def match_kernel(
     tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 
 
-def refusal(verifier: Any, tree: DraftTree, rows: Any) -> str | None:
-    """Return why the torch form must walk a tree, None if a kernel can."""
+def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
+    """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by LANTERN or LANTERN++.
+
+    Rejection needs logits without top-p of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
+    """
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
-        return "no children, or too many nodes"
+        return False
     if type(verifier) is GumbelVerifier:
-        return None
-    rule = verifier.relaxation if type(verifier) is RejectionVerifier else verifier
-    if rule is not None and type(rule) not in (Lantern, LanternPP):
-        return "neither Gumbel match nor rejection, exact or by LANTERN or LANTERN++"
+        return True
+    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
+        return False
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
-        return "rows that are not logits, or noise without tables"
-    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
-        return "top-p, or too many tokens"
-    if tree.mode not in ("point", "sampled", "iid") or (tree.mode != "point" and tree.log_q is None):
-        return f"mode {tree.mode}, with log q: {tree.log_q is not None}"
-    return None
+        return False
+    has_q = tree.mode in ("sampled", "iid") and tree.log_q is not None
+    return (has_q or tree.mode == "point") and rows.sampling.top_p == 1 and rows.logits.shape[-1] <= MOST_TOKENS
 
 
 def match(tree: DraftTree, rows: Rows) -> Verdict:
@@ -413,10 +409,8 @@ def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(widths, dtype=torch.int32, device=device)
 
 
-def walk(
-    verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK, warps: int | None = None
-) -> Verdict:
-    """Return the verdict of `verifier.verify`; see `refusal` for the trees that it takes. Nothing waits for the device.
+def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
+    """Return the verdict of `verifier.verify`; see `takes` for its trees. Nothing waits for the device.
 
     `chunk` are the tokens of a part of a pass over a row.
     """
@@ -442,10 +436,10 @@ def walk(
         spent = torch.empty(images, depth + 1, dtype=torch.float32, device=device)
         moved = None if distances is None else torch.empty_like(spent)
         cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
-    warps = warps or min(max(size // 512, 4), 16)
     how: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     how |= {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
-    how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy, "num_warps": warps}
+    how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy}
+    how |= {"num_warps": min(max(size // 512, 4), 16)}
     scale = (float(sampling.guidance), float(sampling.temperature))
     settings = (sampling.top_k, sampling.guidance_interval)
     summary_kernel[(images, nodes)](

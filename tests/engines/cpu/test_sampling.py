@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling, rounded_log_softmax
-from lantern.engines.cpu.target import sampler_of
+from lantern.engines.cpu.target import CpuTarget
 from lantern.verifiers.relaxations.distributions import Mixture
 
 NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)
@@ -33,6 +33,10 @@ def logits(sampling: Sampling) -> Tensor:
     found[1, :, 2, ::2] = -0.0
     found[1, :, 2, 1::2] = 0.0
     return found
+
+
+def sampler_of(sampling: Sampling, noise: Any) -> Any:
+    return CpuTarget.__new__(CpuTarget).sampler(sampling, noise)
 
 
 def by_torch(sampling: Sampling, noise: Any, given: Tensor, purpose: int = Purpose.TARGET) -> Tensor:

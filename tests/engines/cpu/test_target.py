@@ -21,7 +21,6 @@ from lantern.core.config import Weights
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, Target
 from lantern.core.weights import quantized
-from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
@@ -31,10 +30,10 @@ from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
-from tests.proof.test_trees import shape_of
 from tests.refusals import refused
 from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, chosen_from, plain_tokens
+from tests.tiny_passes import Passes
 
 KNOWN = 11  # tokens that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
@@ -54,33 +53,8 @@ def twin_of(target: Transformer) -> Target:
     return CpuEngine().prepare(copy.deepcopy(target))
 
 
-class Passes:
-    """A cache in which KNOWN tokens are committed, and passes over nodes that follow them."""
-
-    def __init__(self, target: Target, images: int = 1, stage: int = 24, seed: int = 3) -> None:
-        config = target.config
-        self.target, self.images = target, images
-        size = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim}
-        rows = {"images": images, "rows": 2, "prefix": 1, "tokens": config.block_size, "stage": stage}
-        self.cache = StaticCache(**size, **rows, dtype=torch.float32, device="cpu")
-        generator = torch.Generator().manual_seed(seed)
-        held = torch.randn(2 * config.n_layer, 2, config.n_head, 1 + KNOWN, config.head_dim, generator=generator)
-        self.cache.buffer[:, :, :, : 1 + KNOWN] = held.repeat(1, images, 1, 1, 1)  # every image has the same
-
-    def score(self, tokens: list[int], parents: tuple[int, ...], known: int = KNOWN) -> Any:
-        """Score nodes behind `known` tokens; keys and values go to the stage."""
-        config, cache, shape = self.target.config, self.cache, shape_of([parents])
-        lengths, rows = torch.full((self.images,), known), 2 * self.images
-        mask = cache.tree_mask(torch.full((self.images, 1), 1.5), len(tokens)).update(lengths, shape.ancestors)
-        inputs = self.target.tok_embeddings(torch.tensor([tokens])).expand(rows, -1, -1)
-        positions = (shape.depths + known + config.cls_token_num).expand(rows, -1)
-        slots = (torch.arange(len(tokens)) + cache.first_stage_slot).expand(rows, -1)
-        with torch.no_grad():
-            return self.target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
-
-
 def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
-    passes, found = Passes(target), list[Tensor]()
+    passes, found = Passes(target, KNOWN), list[Tensor]()
     for known, token in enumerate(tokens, KNOWN):
         found.append(passes.score([token], (-1,), known).logits[:, 0])
         passes.cache.commit(torch.zeros(1, 1, dtype=torch.long), torch.tensor([known]))
@@ -90,7 +64,7 @@ def by_single_passes(target: Target, tokens: list[int]) -> list[Tensor]:
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
 def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
-    eager, fused = Passes(target), Passes(twin_of(target))
+    eager, fused = Passes(target, KNOWN), Passes(twin_of(target), KNOWN)
     expected, found = eager.score(TOKENS, TREE), fused.score(TOKENS, TREE)
     for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.tapped, found.tapped)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
@@ -133,8 +107,8 @@ def test_prompts_of_a_class_or_in_other_dtypes_are_read_as_by_torch(kind: str) -
 def test_fused_bf16_is_as_accurate_as_eager_bf16(dim: int) -> None:
     target = target_in(torch.float32, dim=dim)
     wide = copy.deepcopy(target.bfloat16()).float()
-    expected = Passes(wide).score(TOKENS, TREE).logits
-    eager, fused = (Passes(t).score(TOKENS, TREE).logits for t in (target, twin_of(target)))
+    expected = Passes(wide, KNOWN).score(TOKENS, TREE).logits
+    eager, fused = (Passes(t, KNOWN).score(TOKENS, TREE).logits for t in (target, twin_of(target)))
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
@@ -153,7 +127,7 @@ def full(target: Transformer) -> Transformer:
 def test_fused_8_bit_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
     unrounded = target_in(dtype, dim=dim)
     target: Any = quantized(unrounded, "int8")
-    made = (Passes(t).score(TOKENS, TREE).logits for t in (unrounded, full(target), twin_of(target)))
+    made = (Passes(t, KNOWN).score(TOKENS, TREE).logits for t in (unrounded, full(target), twin_of(target)))
     by_full_weights, expected, found = made
     # where sums in another order round no input to another step, logits are equal; elsewhere they are close
     apart = (found - expected).abs()
@@ -181,7 +155,7 @@ def test_logits_have_the_same_bits_alone_in_a_tree_in_a_batch_and_by_any_number_
         try:
             for calls in range(12):  # the first ones use one thread, to measure its time
                 torch.set_num_threads(1 + calls // 6)
-                tree = Passes(target, images, stage=nodes).score(tokens, parents).logits
+                tree = Passes(target, KNOWN, images, stage=nodes).score(tokens, parents).logits
                 for node, expected in zip(path, alone, strict=True):
                     assert torch.equal(tree[:, node], expected.repeat(images, 1))
         finally:

@@ -1,6 +1,6 @@
 """Compiles kernels ahead of time, without a GPU, and prints what ptxas reports as JSON.
 
-With `orders` as argument it prints how fused kernels add, by number of inputs, device, number of nodes and kernel.
+With `orders` as argument it prints how fused kernels add, by number of inputs and device, number of nodes and kernel.
 """
 
 import json
@@ -23,19 +23,20 @@ from triton.runtime.jit import JITFunction
 
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import DraftTree
+from lantern.core.weights import quantized
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import grown, named
-from lantern.engines.cuda import fused, kernels, walk
+from lantern.engines.cuda import kernels, walk
 from lantern.engines.cuda.fused_eagle import FusedEagle
 from lantern.engines.cuda.target import FusedPass, KernelPass
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
-META = torch.device("meta")
-DIM, HIDDEN, HEADS, TOKENS, LINES, SLOTS = 1280, 3456, 20, 16384, 2, 1056  # of LlamaGen-XL at 512 pixels
+META, WIDE, WHOLE = torch.device("meta"), torch.float32, torch.long
+TOKENS, LINES = 16384, 2
 RULES: dict[str, Any] = {
     "exact": None,
     "lantern": (Lantern, {"k": 100}),
@@ -71,122 +72,74 @@ def compiled_for(architecture: int, **changes: Any) -> Iterator[list[Any]]:
         yield made
 
 
-NAMES = ("enter", "qkv", "gate_up", "out", "down", "head")
+def target_of(dim: int, heads: int) -> Transformer:
+    """Return a target of one layer, by default as LlamaGen-XL's at 512 pixels."""
+    config = TransformerConfig.named("XL", model_type="t2i", block_size=1024, n_layer=1, dim=dim, n_head=heads)
+    with META:
+        return Transformer(config).to(torch.bfloat16)
 
 
-def launch_layer(nodes: int, weights: torch.dtype = torch.bfloat16) -> None:
-    """Launch the kernels of a layer and of the head, over `nodes` nodes."""
-    rows = 32
-    x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
-    hidden, logits = empty(LINES * rows, HIDDEN), empty(LINES * nodes, TOKENS, dtype=torch.float32)
-
-    def weight(outputs: int, inputs: int = DIM) -> torch.Tensor:
-        return empty(outputs, inputs, dtype=weights)
-
-    scale = empty(TOKENS, dtype=torch.float32) if weights == torch.int8 else None
-    how: Any = {"rows": rows, "scale": scale}
-    fused.enter(empty(LINES, nodes, DIM), x, squares, rows=rows)
-    fused.qkv(
-        *(x, weight(3 * DIM), empty(DIM), squares, empty(LINES * rows, 3 * DIM)),
-        empty(2048, DIM // HEADS // 2, 2, dtype=torch.float32),
-        *(empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)),
-        empty(2, LINES, HEADS, SLOTS, DIM // HEADS),
-        eps=1e-5,
-        **how,
-    )
-    fused.gate_up(x, weight(2 * HIDDEN), empty(DIM), squares, hidden, eps=1e-5, live=nodes, **how)
-    fused.single(x, weight(DIM), x, squares, live=nodes, **how)
-    fused.single(hidden, weight(DIM, HIDDEN), x, squares, live=nodes, **how)
-    fused.single(x, weight(TOKENS), logits, None, live=nodes, **how)
-
-
-CACHES = {"": torch.bfloat16, " fp8": torch.uint8}
-
-
-def launch_attention(nodes: int, kept: torch.dtype) -> None:
-    """Launch the kernels that read and write the KV cache, over `nodes` nodes."""
-    rows, width, cache = 32, DIM // HEADS, empty(2, LINES, HEADS, SLOTS, DIM // HEADS, dtype=kept)
-    positions, slots = empty(LINES, nodes, dtype=torch.long), empty(nodes, dtype=torch.long)
-    qkv, rope = empty(LINES * rows, 3 * DIM), empty(2048, width // 2, 2, dtype=torch.float32)
-    kernels.rotate_and_store(qkv, rope, positions, slots, cache, rows=rows)
-    x, squares = empty(LINES * rows, DIM), empty(LINES * rows, DIM // 16, dtype=torch.float32)
-    given = (x, empty(3 * DIM, DIM), empty(DIM), squares, qkv, rope, positions, slots, cache)
-    fused.qkv(*given, eps=1e-5, rows=rows)
-    plan = kernels.Plan(images=1, guided=LINES, rows=rows, tokens=1024, device=META)
-    plan.live = nodes
-    attention = kernels.BlockAttention(plan, heads=HEADS, width=width, device=META)
-    attention(qkv, cache, empty(LINES, nodes, SLOTS), x, prefix=1)
-
-
-PASSES = ((1, 1), (1, 16), (1, 60), (8, 4), (16, 1), (64, 4))  # images, and nodes of each
+def cache_of(target: Transformer, images: int, rows: int = LINES, prefix: int = 1, *, is_fp8: bool = False) -> Any:
+    config = target.config
+    sizes: dict[str, Any] = {"layers": 1, "heads": config.n_head, "head_dim": config.head_dim, "tokens": 1024}
+    sizes |= {"images": images, "rows": rows, "prefix": prefix, "stage": 64, "dtype": torch.bfloat16}
+    return StaticCache(**sizes, device=META, is_fp8=is_fp8)
 
 
 @torch.no_grad()
-def launch_passes() -> None:
-    """Launch whole passes: over tokens and trees in batches, of an EAGLE-1 module, and what matches a tree."""
-    config, whole = TransformerConfig.named("XL", model_type="t2i", block_size=1024, n_layer=1), torch.long
+def launch_pass(kind: Any, target: Any, images: int, nodes: int, *, is_fp8: bool = False) -> None:
+    cache, lines = cache_of(target, images, is_fp8=is_fp8), images * LINES
+    x, mask = empty(lines, nodes, target.config.dim), empty(lines, nodes, cache.slots)
+    slots = empty(1, nodes, dtype=WHOLE).expand(lines, -1)
+    kind(target)(x, empty(lines, nodes, dtype=WHOLE), mask, cache=cache, slots=slots)
+
+
+@torch.no_grad()
+def launch_draft(target: Transformer, images: int, pairs: int) -> None:
+    """Launch a pass of an EAGLE-1 module."""
     with META:
-        target = Transformer(config).to(torch.bfloat16)
-        eagle = Eagle(EagleConfig.for_target(config)).to(torch.bfloat16)
-    sizes: dict[str, Any] = {"layers": 1, "heads": HEADS, "head_dim": DIM // HEADS, "tokens": 1024, "stage": 64}
-    sizes |= {"dtype": torch.bfloat16, "device": META}
-    for images, nodes in PASSES:
-        cache, lines = StaticCache(**sizes, images=images, rows=LINES, prefix=1), images * LINES
-        x, mask = empty(lines, nodes, DIM), empty(lines, nodes, cache.slots)
-        slots = empty(1, nodes, dtype=whole).expand(lines, -1)
-        for kind in (FusedPass, KernelPass):
-            kind(target)(x, empty(lines, nodes, dtype=whole), mask, cache=cache, slots=slots)
-    kernels.linear8(empty(256, DIM), empty(DIM, DIM, dtype=torch.int8), empty(DIM), empty(256, DIM))
-    for images, pairs in ((1, 1), (1, 5), (8, 5)):
-        numbers, known = empty(images, pairs, dtype=whole), empty(images, dtype=whole)
-        FusedEagle(eagle).draft(
-            *(empty(images, 1, pairs, DIM), numbers, numbers, lambda _, seen: seen),
-            known=known,
-            ancestors=empty(pairs, pairs, dtype=torch.bool),
-            scales=empty(images, pairs, dtype=torch.float32),
-            cache=StaticCache(**sizes, images=images, rows=1, prefix=0),
-            slots=known[:0].new_empty(pairs),
-        )
+        eagle = Eagle(EagleConfig.for_target(target.config)).to(torch.bfloat16)
+    numbers, known = empty(images, pairs, dtype=WHOLE), empty(images, dtype=WHOLE)
+    FusedEagle(eagle).draft(
+        *(empty(images, 1, pairs, target.config.dim), numbers, numbers, lambda _, seen: seen),
+        known=known,
+        ancestors=empty(pairs, pairs, dtype=torch.bool),
+        scales=empty(images, pairs, dtype=WIDE),
+        cache=cache_of(target, images, rows=1, prefix=0),
+        slots=known[:0].new_empty(pairs),
+    )
+
+
+def launch_match() -> None:
     shape = named("naive_extend_57").shape(META)
-    nodes = empty(1, shape.num_nodes, dtype=whole)
+    nodes = empty(1, shape.num_nodes, dtype=WHOLE)
     walk.match(DraftTree(nodes, shape, "gumbel"), SimpleNamespace(sample=lambda: nodes))  # type: ignore[arg-type]
 
 
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
-    shape, wide = grown(8, 2).shape(META), torch.float32
+    shape = grown(8, 2).shape(META)
     nodes = shape.num_nodes
     noise = Noise([(0, 0)], positions=1024, vocab_size=tokens, device=META)
     noise.uniform_table = lambda lanes: empty(1, 1024, lanes, dtype=torch.float64)  # type: ignore[method-assign]
-    noise.gumbel_table = lambda purpose: empty(1, 1024, tokens, dtype=wide)  # type: ignore[method-assign]
-    log_q = None if mode == "point" else empty(1, nodes, tokens, dtype=wide)
-    tree = DraftTree(empty(1, nodes, dtype=torch.long), shape, mode, log_q)
-    logits, places = empty(1, LINES, nodes, tokens, dtype=wide), empty(1, nodes, dtype=torch.long)
-    near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=wide)}
+    noise.gumbel_table = lambda purpose: empty(1, 1024, tokens, dtype=WIDE)  # type: ignore[method-assign]
+    log_q = None if mode == "point" else empty(1, nodes, tokens, dtype=WIDE)
+    tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, mode, log_q)
+    logits, places = empty(1, LINES, nodes, tokens, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
+    near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
     relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
     rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
     walk.walk(RejectionVerifier(relaxation), tree, rows)
 
 
-def launch_children(lines: int) -> None:
-    """Launch what ranks the children of four nodes and writes log q."""
-    wide, places = torch.float32, empty(1, 1, dtype=torch.long).expand(1, 4)
-    kernels.sample(
-        *(empty(1, lines, 4, TOKENS, dtype=wide), places, empty(1, 1024, TOKENS, dtype=wide)),
-        Sampling(guidance=3.0, top_k=1000),
-        width=4,
-        log_q=empty(1, 4, TOKENS, dtype=wide),
-    )
-
-
-def launch_sample() -> None:
-    """Launch what samples a token of plain decoding, and commits it."""
-    wide, whole = torch.float32, torch.long
-    kernels.sample(
-        *(empty(1, 2, 1, TOKENS, dtype=wide), empty(1, 1, dtype=whole), empty(1, 1024, TOKENS, dtype=wide)),
-        Sampling(guidance=3.0, top_k=1000),
-        grid=empty(1, 1024, dtype=whole),
-        total=empty(1, dtype=wide),
-    )
+def launch_samples() -> None:
+    """Launch what ranks the children of four nodes and writes log q, and what commits a token of plain decoding."""
+    noise, sampling = empty(1, 1024, TOKENS, dtype=WIDE), Sampling(guidance=3.0, top_k=1000)
+    place, log_q = empty(1, 1, dtype=WHOLE), empty(1, 4, TOKENS, dtype=WIDE)
+    for lines in (1, 2):
+        logits = empty(1, lines, 4, TOKENS, dtype=WIDE)
+        kernels.sample(logits, place.expand(1, 4), noise, sampling, width=4, log_q=log_q)
+    into: dict[str, Any] = {"grid": empty(1, 1024, dtype=WHOLE), "total": empty(1, dtype=WIDE)}
+    kernels.sample(empty(1, 2, 1, TOKENS, dtype=WIDE), place, noise, sampling, **into)
 
 
 def report(made: Any) -> dict[str, int]:
@@ -204,20 +157,24 @@ def report(made: Any) -> dict[str, int]:
     return used | {"shared": made.metadata.shared}
 
 
-def orders(nodes: int, architecture: int) -> dict[str, list[str]]:
+NAMES = ("qkv", "out", "gate_up", "down", "head")
+
+
+def orders(target: Transformer, nodes: int, architecture: int) -> dict[str, list[str]]:
     """Return how the sums and products of each fused kernel divide what they add among threads, by Triton's names.
 
     The order of a sum follows from it. `few parts` has a kernel with a fault of earlier times: 16 sums of squares.
     """
-    found = {}
-    for name, weights, changes in (
-        ("", torch.bfloat16, {}),
-        (" int8", torch.int8, {}),
-        (" of few parts", torch.bfloat16, {"PARTS": 16, "PARTS_SIZE": 16}),
+    found, eight_bits = {}, quantized(target, "int8")
+    for name, of, changes in (
+        ("", target, {}),
+        (" int8", eight_bits, {}),
+        (" of few parts", target, {"PARTS": 16, "PARTS_SIZE": 16}),
     ):
         with compiled_for(architecture, **changes) as made:
-            launch_layer(nodes, weights)
-        kernels_of = list(zip(NAMES, made, strict=True))[1 : 2 if changes else None]
+            launch_pass(FusedPass, of, 1, nodes)
+        products = [one for one in made if one.metadata.name in ("pair_kernel", "single_kernel")]
+        kernels_of = list(zip(NAMES, products, strict=True))[: 1 if changes else None]
         found |= {f"{kernel}{name}": divided(one) for kernel, one in kernels_of}
     return found
 
@@ -236,41 +193,38 @@ def resolved(layout: str, layouts: dict[str, str]) -> str:
 
 
 WALKS = (*(("sampled", rule, TOKENS) for rule in RULES), ("point", "lantern++", TOKENS), ("sampled", "lantern++", 2048))
+PASSES = ((1, 1), (1, 16), (1, 30), (1, 60), (8, 4), (16, 1), (64, 4))  # images, and nodes of each
+
+
+def launch_all() -> None:
+    target = target_of(1280, 20)
+    eight_bits = quantized(target, "int8")
+    for kind in (FusedPass, KernelPass):
+        for size in PASSES:
+            launch_pass(kind, target, *size)
+        for nodes in (1, 30):
+            launch_pass(kind, eight_bits, 1, nodes, is_fp8=True)
+    for case in WALKS:
+        launch_walk(*case)
+    for size in ((1, 1), (1, 5), (8, 5)):
+        launch_draft(target, *size)
+    launch_samples()
+    launch_match()
 
 
 def main() -> dict[str, Any]:
-    global DIM, HIDDEN, HEADS
-    if "orders" in sys.argv:
-        found = {}
-        for size in ((DIM, HIDDEN, HEADS), (256, 768, 4)):
-            DIM, HIDDEN, HEADS = size
-            for architecture in (80, 90):
-                found[f"{DIM} sm_{architecture}"] = {nodes: orders(nodes, architecture) for nodes in (1, 12, 30)}
-        return found
     found = {}
+    if "orders" in sys.argv:
+        for dim, heads in ((1280, 20), (256, 4)):
+            for architecture in (80, 90):
+                by_nodes = {nodes: orders(target_of(dim, heads), nodes, architecture) for nodes in (1, 12, 30)}
+                found[f"{dim} sm_{architecture}"] = by_nodes
+        return found
     for architecture in (80, 90, 100):
         with compiled_for(architecture) as made:
-            names = list[str]()
-            for nodes in (1, 30):
-                launch_layer(nodes)
-                launch_layer(nodes, torch.int8)
-                names += [f"{name} {kind}{nodes}" for kind in ("", "int8 ") for name in NAMES]
-                for kind, kept in CACHES.items():
-                    launch_attention(nodes, kept)
-                    names += [f"{name}{kind} {nodes}" for name in ("rotary", "stored qkv", "partials", "combine")]
-            for case in WALKS:
-                launch_walk(*case)
-                names += [f"{kernel} {' '.join(map(str, case))}" for kernel in ("summary", "walk")]
-            for lines in (1, 2):
-                launch_children(lines)
-                names.append(f"children {lines}")
-            launch_sample()
-            names.append("sample")
-            launch_passes()
-            of_passes = {id(one): one for one in made[len(names) :]}.values()  # each is launched many times
-            made[len(names) :] = of_passes
-            names += [f"{one.metadata.name} {number} of passes" for number, one in enumerate(of_passes)]
-        found |= {f"{name} sm_{architecture}": report(one) for name, one in zip(names, made, strict=True)}
+            launch_all()
+        each = {id(one): one for one in made}.values()  # a kernel is launched many times
+        found |= {f"{one.metadata.name} {i} sm_{architecture}": report(one) for i, one in enumerate(each)}
     return found
 
 

@@ -89,7 +89,7 @@ def decoder_of(
         module = tiny_eagle(target).to(DEVICE, target.output.weight.dtype)
     add_ons = {} if module is None else {"eagle1": module}
     method = METHODS[name].with_options(**(SMALL.get(name, {}) | settings))
-    chosen = engine or GraphEngine(rows=16, products=KINDS[kind].products)
+    chosen = engine or GraphEngine(products=KINDS[kind].products)
     decoder = build_decoder(method, target, sampling=sampling, add_ons=add_ons, engine=chosen)
     assert engine or type(decoder.target) is KINDS[kind].prepared
     return decoder

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation
+from lantern.core.types import Condition
 from lantern.core.weights import FixedPasses
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
@@ -25,49 +25,14 @@ from tests import tiny_transformers as tiny
 from tests.engines.cuda.claimed import (
     Claimed,
     Rehearsed,
-    RehearsedEngine,
     claim_module,
     claimed_cuda,
     held,
     launch,
     watching,
 )
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_eagle
 from tests.tiny_decoder import small_method, tiny_decoder
-
-SHORT = ("gumbel-jacobi",)  # tests/proof/test_readbacks.py runs every method on the claimed device
-# Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.
-UNCAPTURED = ("auto", "zipar", "pjd", "specmquant-paper")
-
-
-def decoder_of(name: str, device: str, engine: Engine = EAGER) -> Decoder:
-    return tiny_decoder(small_method(name), tiny_target(block_size=9).to(device), engine=engine)
-
-
-def generated(decoder: Decoder) -> list[Generation]:
-    """Return two generations with prompts, seeds and noise of their own."""
-    return [
-        decoder.generate(tiny_condition(words, seed=number), keys=[(seed, 0), (seed, 7)])
-        for number, (words, seed) in enumerate((((4, 2), 9), ((3, 5), 4)))
-    ]
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in METHODS])
-def test_generations_are_those_of_the_cpu_and_a_captured_round_waits_for_nothing(name: str) -> None:
-    expected = generated(decoder_of(name, "cpu"))
-    with claimed_cuda() as device:
-        rounds = watching(device)
-        runs = EAGER if name in UNCAPTURED else RehearsedEngine(rounds=rounds)
-        made = generated(decoder_of(name, "cuda", runs))
-    for own, other in zip(made, expected, strict=True):
-        for each in ("tokens", "steps", "accepted"):
-            assert torch.equal(held(getattr(own, each)), getattr(other, each)), each
-        # that of row fronts is measured in passes of other sizes, and is rounding here
-        atol = 1e-5 if name in ("zipar", "pjd") else 1e-8
-        assert torch.allclose(held(own.total_variation), other.total_variation, atol=atol)
-    if name not in UNCAPTURED:
-        assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed > 1
-
 
 WAITS: list[Callable[[Tensor], object]] = [
     *(lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.unique(), lambda x: x.unique_consecutive()),
@@ -135,7 +100,7 @@ def test_captured_rounds_of_kernels_have_tensors_of_the_device_only_and_wait_for
     with claimed_cuda() as device:
         rounds = watching(device)
         monkeypatch.setattr(GraphEngine, "drive", lambda _, states: rounds(states[0]))
-        made = tokens(GraphEngine(rows=16))
+        made = tokens(GraphEngine())
     assert torch.equal(held(made), expected)
     assert calls and all(calls)
     assert rounds.waits == [] and rounds.captured == 1 and rounds.replayed == 2

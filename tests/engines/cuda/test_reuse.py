@@ -23,12 +23,12 @@ from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
 from tests.engines.cuda.kinds import llama_in
-from tests.engines.cuda.test_claimed import UNCAPTURED
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
 CONDITION, KEYS = tiny_condition((4, 2)), [(3, 0), (3, 1)]
-NAMES = [name for name in METHODS if name not in UNCAPTURED and name != "auto"]
+# Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.
+NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
 FEW = ("plain", "eagle1", "lantern++", "gumbel-jacobi", "medusa")
 
 

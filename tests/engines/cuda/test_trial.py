@@ -26,7 +26,7 @@ from lantern.engines.cuda import trial as trials
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.kernels import silu_mul
 from lantern.engines.cuda.llama import LlamaTarget
-from lantern.engines.cuda.target import FusedTarget, KernelPass, KernelTarget, Linear, keeps_rows
+from lantern.engines.cuda.target import FusedTarget, KernelPass, KernelTarget, Linear
 from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
 from tests.engines.cuda.kinds import DEVICE, llama_in, target_in
 
@@ -35,7 +35,7 @@ PAIR = {"block_size": 4}  # of which a trial scores chains of two nodes
 
 @pytest.fixture
 def prepared() -> Any:
-    return KernelTarget(target_in(torch.float32, **PAIR), 16)
+    return KernelTarget(target_in(torch.float32, **PAIR))
 
 
 @pytest.mark.parametrize(
@@ -46,22 +46,18 @@ def prepared() -> Any:
         (KernelTarget, torch.float16, True),
         (FusedTarget, torch.bfloat16, False),
         (FusedTarget, torch.bfloat16, True),
+        (LlamaTarget, torch.float32, False),
+        (LlamaTarget, torch.bfloat16, True),
     ],
 )
 def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(
     kind: type[KernelTarget], dtype: torch.dtype, is_fp8: bool
 ) -> None:
-    prepared = kind(target_in(dtype, **PAIR), 16)
+    is_llama = kind is LlamaTarget  # whose prompts have keys
+    prepared = kind(llama_in(dtype, n_layer=2, side=3) if is_llama else target_in(dtype, **PAIR))
     found = tried(prepared, is_fp8=is_fp8)
-    assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] and found.keeps_bits
-    assert keeps_rows(prepared, 32) and "do not depend" in found.found
-
-
-@pytest.mark.parametrize(("dtype", "is_fp8"), [(torch.float32, False), (torch.bfloat16, True)])
-def test_passes_with_keys_of_the_prompt_agree_with_torch(dtype: torch.dtype, is_fp8: bool) -> None:
-    found = tried(LlamaTarget(llama_in(dtype, n_layer=2, side=4), 16), is_fp8=is_fp8)
-    assert found.fault is None and found.keeps_bits
-    assert found.difference < (0.04 if dtype == torch.bfloat16 else 1e-5)
+    assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] / (2 if is_llama else 1)
+    assert found.keeps_bits and prepared.program.keeps_rows(32) and "do not depend" in found.found
 
 
 def test_products_in_fp32_are_those_of_cublas_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +118,7 @@ def test_squares_in_another_order_are_found(
             squares.copy_(reduce(torch.add, parts[::-1]))
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", exact_dot)
-    prepared = FusedTarget(target_in(dtype, dim=32, **size), 16)
+    prepared = FusedTarget(target_in(dtype, dim=32, **size))
     assert tried(prepared).keeps_bits
     monkeypatch.setattr(fused, "single", uneven)
     found = tried(prepared)
@@ -146,11 +142,11 @@ def test_products_whose_bits_depend_on_the_row_are_found(prepared: Any, monkeypa
 
     monkeypatch.setattr(Linear, "__call__", uneven)
     monkeypatch.setattr(module, "on_device", on_device)
-    assert keeps_rows(prepared, 32) and not keeps_rows(prepared, 64)
+    assert [prepared.program.keeps_rows(rows) for rows in (32, 64, 64)] == [True, False, False]
 
 
 def test_a_fault_leads_to_torch_passes_and_lost_bits_to_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, how = target_in(torch.float32), {"sampling": Sampling(), "engine": GraphEngine(rows=16)}
+    target, how = target_in(torch.float32), {"sampling": Sampling(), "engine": GraphEngine()}
 
     def promise_after(found: Trial) -> str:
         monkeypatch.setattr(trials, "trial_of", lambda prepared, **_: found)

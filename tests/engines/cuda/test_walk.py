@@ -62,7 +62,7 @@ def table() -> dict[str, Any]:
 
 def check(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, **how: Any) -> int:
     """Compare the kernel's verdict with the verifier's; return the number of accepted tokens."""
-    assert walk.refusal(verifier, tree, rows) is None
+    assert walk.takes(verifier, tree, rows)
     expected, found = verifier.verify(tree, rows, rows.noise), walk.walk(verifier, tree, rows, **how)
     for name in NAMES:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
@@ -146,10 +146,10 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
     tree, rows = problem(0, TREES[0], "sampled", Sampling())
     _, nucleus = problem(0, TREES[0], "sampled", Sampling(top_p=0.9))
     verifier = RejectionVerifier()
-    assert walk.refusal(verifier, tree, rows) is None
-    assert walk.refusal(verifier, tree, nucleus) is not None
-    assert walk.refusal(object(), tree, rows) is not None
+    assert walk.takes(verifier, tree, rows)
+    assert not walk.takes(verifier, tree, nucleus)
+    assert not walk.takes(object(), tree, rows)
     for rule, setting in RULES[1:]:
-        assert walk.refusal(RejectionVerifier(rule(**table(), k=5, **setting)), tree, rows) is None
+        assert walk.takes(RejectionVerifier(rule(**table(), k=5, **setting)), tree, rows)
         own = type("Own", (rule,), {})  # a subclass may judge otherwise
-        assert walk.refusal(RejectionVerifier(own(**table(), k=5, **setting)), tree, rows) is not None
+        assert not walk.takes(RejectionVerifier(own(**table(), k=5, **setting)), tree, rows)
