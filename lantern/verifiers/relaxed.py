@@ -80,9 +80,10 @@ class RelaxedRows(Rows):
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
         """Return log r after these nodes of each image (None: all)."""
         if self.may_stop and nodes is not None:
-            log_p, has_children = self._rows.rounded_log_p(nodes), self._has_children.gather(1, nodes)
+            has_children = self._has_children.gather(1, nodes)
             if not bool(has_children.any()):
-                return log_p
+                return self._rows.rounded_log_p(nodes)
+            log_p = self._rows.rounded_log_p(nodes)
             return self._relaxed(nodes, log_p, None if bool(has_children.all()) else has_children)
         if self._every is None:
             self._every = self._all()
