@@ -466,6 +466,14 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path) -> Non
     refused(causal_target, model("liquid"), range(40), 24, family="liquid", raster=raster, match=message)
 
 
+@pytest.mark.parametrize("named", [["SimpARForCausalLM"], None, 5])
+def test_a_causal_model_may_name_a_class_of_its_own(named: Any, root: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder("simplear", root), tmp_path / "made")
+    config = json.loads((made / "config.json").read_text()) | {"architectures": named}
+    (made / "config.json").write_text(json.dumps(config))
+    assert load_model(made, parts=(), size=tiny.SIZES["simplear"]).target.config.family == "simplear"
+
+
 @pytest.mark.parametrize("text", ["a red  apple", "redapple apples", "été\u0301 42!", "<|image start|>a"])
 def test_words_of_emu35_are_joined_in_the_order_of_their_ranks(text: str) -> None:
     words = [word.encode() for word in tiny.MODELS["emu3.5"]["words"]]
