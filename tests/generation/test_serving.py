@@ -125,6 +125,8 @@ def test_images_have_format_size_and_the_metadata_of_files(served: Served, form:
         ({"prompt": "  "}, "prompt", "the prompt is empty"),
         ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
         ({"negative_prompt": "..."}, "negative_prompt", "is empty after cleaning"),
+        ({"method": ""}, "method", "at least 1 character"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"method": "lantern"}, "method", "k is 100, wanted from 1 to 23"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
