@@ -181,10 +181,11 @@ def test_bodies_of_no_request_are_refused(served: Served, content: bytes, kind: 
 
 
 def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.worker, "model", replace(served.worker.model, add_ons={}))
-    answer = served.post({"prompt": PROMPT, "method": "vadusa"}, headers=HEADERS)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "method") and "which this model lacks" in error["message"]
+    monkeypatch.setattr(served.service, "model", replace(served.service.model, add_ons={}))
+    for stream in (False, True):  # before the stream begins
+        answer = served.post({"prompt": PROMPT, "method": "vadusa", "stream": stream}, headers=HEADERS)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "method") and "that this model lacks" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
+from lantern.generation.choice import has_parts
 from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, save_options, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
@@ -307,7 +308,13 @@ class Service:
         with refused_for("method"):
             if ":" in (body.method or ""):  # with options a client could ask for any amount of memory
                 raise ValueError(f"method is {body.method!r:.40}, wanted the name of a method without options")
-            find(body.method or "auto")  # what "auto" stands for is for the model thread to find: it alone runs passes
+            chosen = find(body.method or self.model.generation.get("method", "auto"))
+            # what "auto" stands for is for the model thread to find: it alone runs passes
+            if chosen.name != "auto" and not has_parts(self.model, chosen):
+                raise ValueError(
+                    f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train'
+                    f" them (`lantern methods {chosen.name} --model FOLDER` has the commands)"
+                )
         if body.negative_prompt:
             with refused_for("negative_prompt"):
                 check_prompt(body.negative_prompt)
