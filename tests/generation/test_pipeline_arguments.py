@@ -1,5 +1,6 @@
 """What callers of diffusers' pipelines expect: embeddings, negative prompts, engines, offloading, latents, saving."""
 
+import copy
 import gc
 import json
 import shutil
@@ -272,7 +273,9 @@ def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pi
     alone = LanternTransformer(target.config)  # of no model, until it is given one
     alone.load_state_dict(target.state_dict())
     for one in (target, alone, load_model(folder).target):
-        assert LanternPipeline.from_pretrained(folder, transformer=one).model.add_ons["eagle3"] is not None
+        made: Any = LanternPipeline.from_pretrained(folder, transformer=one)
+        assert made.model.add_ons["eagle3"] is not None and made.transformer.loaded["add_ons"].loaded
+        assert not copy.deepcopy(made.transformer).loaded["add_ons"].loaded
 
 
 def test_weights_are_freed_with_their_pipeline(folder: Path) -> None:
