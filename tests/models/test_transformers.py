@@ -25,6 +25,7 @@ from lantern.decoding.cache import PromptCache
 from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import named
+from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
@@ -282,6 +283,12 @@ TOO_LONG = "128 rows of 128 tokens are a sequence of 16511, the model has 9216 p
 )
 def test_what_a_target_cannot_do_is_refused(call: Callable[[], Any], message: str) -> None:
     refused(call, match=message)
+
+
+def test_rounded_weights_are_refused_for_other_layers() -> None:
+    engine = make_engine("eager", weights="int8")
+    message = "quantized weights are for LlamaGen's layers"
+    refused(build_decoder, "plain", parts("janus").target, sampling=Sampling(), engine=engine, match=message)
 
 
 def without(*names: str) -> Callable[[Path], object]:
