@@ -41,7 +41,7 @@ def figures_of(path: Path) -> dict[str, Any]:
         found = {}
     if "boards" in found:
         return found
-    header, lines = read_lines(path) if "what" not in found else ({}, [])
+    header, lines = read_lines(path) if path.is_file() and "what" not in found else ({}, [])
     if header.get("what") != "leaderboard":
         raise ValueError(f"{path} holds no leaderboard: give a file that `lantern leaderboard` wrote")
     return figures(header, lines)

@@ -55,8 +55,9 @@ class Moments:
 
     def merged(self, other: "Moments") -> "Moments":
         """Return the moments of both; ValueError if they were made otherwise, or have a set of images in common."""
-        if other.made_with != self.made_with:
-            raise ValueError(f"moments made with {other.made_with!r}, wanted {self.made_with!r}")
+        theirs, ours = (f"{len(one.sum)} values made with {one.made_with!r}" for one in (other, self))
+        if theirs != ours:
+            raise ValueError(f"moments of {theirs}, wanted {ours}")
         if twice := set(self.sets) & set(other.sets):
             raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         sets, products = tuple(sorted((*self.sets, *other.sets))), self.products + other.products
@@ -84,11 +85,11 @@ class Moments:
             with safe_open(path, "pt") as file:
                 facts, total, products = (file.get_tensor(name) for name in ("facts", "sum", "products"))
                 stated = file.metadata() or {}
-            if len(facts) != 2 or products.shape != (3, *total.shape, *total.shape):
+            if facts.shape != (2,) or total.ndim != 1 or products.shape != (3, *total.shape, *total.shape):
                 raise ValueError(f"its products have shape {list(products.shape)}")
             sets = tuple(stated.get("sets", "").split())
             return cls(int(facts[0]), total, products, stated.get("made_with", ""), sets)
-        except (SafetensorError, OSError, ValueError) as error:
+        except (SafetensorError, OSError, OverflowError, ValueError) as error:
             raise ValueError(f"{path} is not a file of moments: {one_line(error)}") from error
 
 

@@ -6,6 +6,7 @@ and must have the sha256 of the protocol.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import SIZES
 
 FOLDER = Path(__file__).resolve().parent
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class PromptSet:
     """A file of prompts: name, sha256, number of prompts, and origin.
 
     A "table" is tab-separated with a header that has a column prompt, caption or text; quotes are not special.
+    ValueError for a file with a folder.
     """
 
     file: str
@@ -40,6 +43,10 @@ class PromptSet:
     count: int
     origin: str
     form: Literal["lines", "table", "json"] = "lines"
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file or not self.file:
+            raise ValueError(f"prompt file is {self.file!r}, wanted a name without a folder")
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,8 @@ class Protocol:
     departs: str = ""
 
     def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"protocol name is {self.name[:40]!r}, wanted lower-case letters, digits and hyphens")
         if (self.prompts is None) == (self.classes < 1):
             raise ValueError("a protocol has prompts or classes: give one of them")
         if (self.guidance is None) == (not self.guidance_by_model):

@@ -88,12 +88,12 @@ class Component(ModelMixin):
 class LanternTransformer(Transformer, Component):
     """The target as a diffusers component.
 
-    For pipelines built of components it keeps the model that it was `loaded` with, whose folder has the add-ons, None
-    for a transformer without a model. `digest` is that of the weights as they were stored.
+    For pipelines built of components it keeps the model that it was `loaded` with, whose folder has the add-ons, by its
+    fields but the target; None for a transformer without a model. `digest` is that of the weights as stored.
     """
 
     config_class = TransformerConfig
-    loaded: Model | None = None
+    loaded: Mapping[str, Any] | None = None
     digest: str | None = None
 
     @classmethod
@@ -105,17 +105,18 @@ class LanternTransformer(Transformer, Component):
         folder = Path(pretrained_model_name_or_path).parent
         target.digest = weights_digest(target.state_dict())
         if is_there(folder / INDEX_NAME):
-            target.loaded = model_around(target, folder, folder.name)
+            target.loaded = fields_around(target, folder, folder.name)
         return target.to(dtype=torch_dtype or torch.float32)
 
 
-def model_around(target: Any, folder: Path, name: str, **fields: Any) -> Model:
-    """Return the model of a transformer with the add-ons and the tokens per step of a folder, and other fields."""
+def fields_around(target: Any, folder: Path, name: str, **fields: Any) -> dict[str, Any]:
+    """Return the fields, but the target, of the model in a folder: add-ons, tokens per step and others."""
     known = folders.read_index(folder).get(folders.WINDOWS_KEY) or {}
-    tokens = folders.check_tokens_per_step(known, source=folder / INDEX_NAME)
-    add_ons = folders.AddOns(folder, target, model_name=name, digest=target.digest, without=(DRAFTER,))
-    own: dict[str, Any] = {"stored_digest": target.digest or "", "tokens_per_step": tokens, **fields}
-    return Model(name=name, target=target, folder=folder, add_ons=add_ons, **own)
+    tokens, digest = folders.check_tokens_per_step(known, source=folder / INDEX_NAME), getattr(target, "digest", None)
+    none: Any = None
+    add_ons = folders.AddOns(folder, none, model_name=name, digest=digest, without=(DRAFTER,))
+    own = {"name": name, "folder": folder, "add_ons": add_ons, "stored_digest": digest or ""}
+    return {**own, "tokens_per_step": tokens, **fields}
 
 
 class LanternDrafter(Eagle, Component):
@@ -264,9 +265,9 @@ class LanternPipeline(DiffusionPipeline):
         left: set[Any] = {"drafter"} | ({"text"} if parts.keys() & {"text_encoder", "tokenizer"} else set())
         left |= {"vq"} if "vqvae" in parts or not family_of(folder).has_pixels else set()
         dtype, size = dtypes.get("transformer", dtypes["default"]), options.pop("size", None)
-        model = folders.load_model(name, parts=folders.ALL_PARTS - left, device="cpu", dtype=dtype, size=size)
-        target: Any = model.target
-        target.loaded = replace(model, vq=None, text=None)
+        model: Any = folders.load_model(name, parts=folders.ALL_PARTS - left, device="cpu", dtype=dtype, size=size)
+        target, held = model.target, {"vq": None, "text": None, "add_ons": replace(model.add_ons, target=None)}
+        target.loaded = {name: one for name, one in {**vars(model), **held}.items() if name != "target"}
         drafter: Any = None
         if "drafter" not in parts and is_there(folder / "drafter"):
             dtype = dtypes.get("drafter", dtypes["default"])
@@ -294,7 +295,7 @@ class LanternPipeline(DiffusionPipeline):
         check_components(parts["transformer"], parts.get("drafter"), shown)
         pipe = cls(**parts, generation=options.pop("generation", generation))
         if has_own_target or pipe._loaded is None:
-            pipe.transformer.loaded = model_around(
+            pipe.transformer.loaded = fields_around(
                 pipe.transformer, folder, shown, generation=pipe.config["generation"]
             )
         for part in ("transformer", "drafter"):
@@ -386,8 +387,8 @@ class LanternPipeline(DiffusionPipeline):
             self.transformer.digest = digest
             if self.drafter is not None and self.drafter.config.target == stored:
                 self.drafter.config = replace(self.drafter.config, target=digest)
-            generation = self._loaded.generation
-            self.transformer.loaded = model_around(self.transformer, folder, self._name, generation=generation)
+            kept = {name: getattr(self._loaded, name) for name in ("generation", "tokens_per_step")}
+            self.transformer.loaded = fields_around(self.transformer, folder, self._name, **kept)
 
     @property
     def method(self) -> str:
@@ -443,7 +444,10 @@ class LanternPipeline(DiffusionPipeline):
     @property
     def _loaded(self) -> Model | None:
         """The model that the transformer was loaded with."""
-        return getattr(self.transformer, "loaded", None)
+        target, fields = self.transformer, getattr(self.transformer, "loaded", None)
+        if fields is None:
+            return None
+        return Model(target=target, **{**fields, "add_ons": replace(fields["add_ons"], target=target)})
 
     @property
     def _name(self) -> str:

@@ -505,6 +505,10 @@ class AddOns(Mapping[str, nn.Module]):
     without: Collection[str] = ()
     loaded: dict[str, nn.Module] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies have, such as those of quantized targets: what was read is read again."""
+        return vars(self) | {"loaded": {}}
+
     def __iter__(self) -> Iterator[str]:
         return filter(self.__contains__, ADD_ONS)
 

@@ -125,6 +125,13 @@ def test_short_names_are_safe_and_tell_texts_apart_but_for_case(one: str, other:
     assert slug(one) != slug(other) or one.lower() == other.lower()
 
 
+def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -> None:
+    prompts = ["a cat", "a cat!", "A CAT", "a cat"]
+    arguments = [word for prompt in prompts for word in ("--prompt", prompt)]
+    assert main(["--model", model, *arguments, "-n", "2", "--out", "here", "--method", "plain"]) == 0
+    assert len(names("here")) == 8
+
+
 @pytest.mark.parametrize(
     ("options", "form", "name"),
     [

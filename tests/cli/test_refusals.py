@@ -95,6 +95,7 @@ REFUSED = {
     "leaderboard --model TOY --pairs eagle1": "wanted METHOD==METHOD",
     "leaderboard --model TOY --metrics kidd": "kidd",
     "leaderboard --model TOY --metrics kid": "kid: it compares with real images: give them with --reference",
+    "leaderboard --from here": "here holds no leaderboard",
     "leaderboard --model TOY --metrics fid --reference here/config.json": "fid: no weights of inception",
     "leaderboard --model TOY --reference here/config.json": "--metrics, which is missing",
     "leaderboard --metrics clip --weights clpi=here": "did you mean 'clip'?",

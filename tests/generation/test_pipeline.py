@@ -3,7 +3,6 @@
 import inspect
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,8 +266,9 @@ def test_diffusers_loads_what_was_assembled_and_what_was_saved(
     warned = list[str]()
     for module in ("configuration_utils", "pipelines.pipeline_utils"):
         monkeypatch.setattr(f"diffusers.{module}.logger.warning", warned.append)
-    pipe.transformer.loaded = replace(pipe.transformer.loaded, tokens_per_step={2: 1.5})
+    pipe.transformer.loaded = pipe.transformer.loaded | {"tokens_per_step": {2: 1.5}}
     pipe.save_pretrained(tmp_path / "saved")
+    LanternPipeline.from_pretrained(tmp_path / "saved").save_pretrained(tmp_path / "saved")
     for place, known in ((folder, {}), (tmp_path / "saved", {2: 1.5})):
         found = DiffusionPipeline.from_pretrained(place, trust_remote_code=True)
         assert type(found).__name__ == "LanternPipeline" and found.model.tokens_per_step == known

@@ -1,7 +1,10 @@
 """What callers of diffusers' pipelines expect: embeddings, negative prompts, engines, offloading, latents, saving."""
 
+import copy
+import gc
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,8 +272,20 @@ def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pi
     assert LanternPipeline(**parts).model.sampling() == Sampling()
     alone = LanternTransformer(target.config)  # of no model, until it is given one
     alone.load_state_dict(target.state_dict())
-    for one in (target, alone):
-        assert LanternPipeline.from_pretrained(folder, transformer=one).model.add_ons["eagle3"] is not None
+    for one in (target, alone, load_model(folder).target):
+        made: Any = LanternPipeline.from_pretrained(folder, transformer=one)
+        assert made.model.add_ons["eagle3"] is not None and made.transformer.loaded["add_ons"].loaded
+        assert not copy.deepcopy(made.transformer).loaded["add_ons"].loaded
+
+
+def test_weights_are_freed_with_their_pipeline(folder: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        held = weakref.ref(LanternPipeline.from_pretrained(folder).transformer)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_what_only_other_pipelines_can_is_refused_by_name(pipe: LanternPipeline, folder: Path, tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def test_images_have_format_size_and_the_metadata_of_files(served: Served, form:
         ({"prompt": "  "}, "prompt", "the prompt is empty"),
         ({"negative_prompt": "a car", "guidance": 1}, "negative_prompt", "no effect without guidance"),
         ({"negative_prompt": "..."}, "negative_prompt", "is empty after cleaning"),
+        ({"method": ""}, "method", "at least 1 character"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
         ({"method": "lantern"}, "method", "k is 100, wanted from 1 to 23"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
@@ -179,10 +181,11 @@ def test_bodies_of_no_request_are_refused(served: Served, content: bytes, kind: 
 
 
 def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served.worker, "model", replace(served.worker.model, add_ons={}))
-    answer = served.post({"prompt": PROMPT, "method": "vadusa"}, headers=HEADERS)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "method") and "which this model lacks" in error["message"]
+    monkeypatch.setattr(served.service, "model", replace(served.service.model, add_ons={}))
+    for stream in (False, True):  # before the stream begins
+        answer = served.post({"prompt": PROMPT, "method": "vadusa", "stream": stream}, headers=HEADERS)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "method") and "that this model lacks" in error["message"]
 
 
 @pytest.mark.parametrize(

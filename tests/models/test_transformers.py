@@ -25,6 +25,7 @@ from lantern.decoding.cache import PromptCache
 from lantern.decoding.loop import ForcedTokens, State, begin
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import named
+from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import build_decoder, generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
@@ -284,6 +285,12 @@ def test_what_a_target_cannot_do_is_refused(call: Callable[[], Any], message: st
     refused(call, match=message)
 
 
+def test_rounded_weights_are_refused_for_other_layers() -> None:
+    engine = make_engine("eager", weights="int8")
+    message = "quantized weights are for LlamaGen's layers"
+    refused(build_decoder, "plain", parts("janus").target, sampling=Sampling(), engine=engine, match=message)
+
+
 def without(*names: str) -> Callable[[Path], object]:
     return lambda made: [(made / name).unlink() for name in names]
 
@@ -464,6 +471,14 @@ def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path) -> Non
     assert "loaded without its VQ" in refused(next, generate(made, PROMPTS[:1], method="plain"))
     message = "the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 tokens"
     refused(causal_target, model("liquid"), range(40), 24, family="liquid", raster=raster, match=message)
+
+
+@pytest.mark.parametrize("named", [["SimpARForCausalLM"], None, 5])
+def test_a_causal_model_may_name_a_class_of_its_own(named: Any, root: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder("simplear", root), tmp_path / "made")
+    config = json.loads((made / "config.json").read_text()) | {"architectures": named}
+    (made / "config.json").write_text(json.dumps(config))
+    assert load_model(made, parts=(), size=tiny.SIZES["simplear"]).target.config.family == "simplear"
 
 
 @pytest.mark.parametrize("text", ["a red  apple", "redapple apples", "été\u0301 42!", "<|image start|>a"])

@@ -9,6 +9,7 @@ import hmac
 import io
 import json
 import logging
+import math
 import queue
 import secrets
 import time
@@ -34,7 +35,8 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import MAX_GUIDANCE, MAX_TEMPERATURE, Sampling
-from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, measured, save_options, to_image
+from lantern.generation.choice import has_parts
+from lantern.generation.images import QUALITY, Picture, Statistics, enlarge, save_options, to_image
 from lantern.generation.init_image import KeptPart, edited, received
 from lantern.generation.requests import (
     MAX_EXACT_SEED,
@@ -262,7 +264,7 @@ class Metrics:
         self.add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
         shares = {"relaxed_tokens": statistics.relaxed, "total_variation_sum": statistics.total_variation}
         for name, share in shares.items():  # of NaN, which stands for what was not measured, a sum would stay NaN
-            self.add(name, (measured(share) or 0.0) * statistics.tokens)
+            self.add(name, 0.0 if math.isnan(share) else share * statistics.tokens)
         for depth, count in enumerate(statistics.accepted):
             self.add("spec_decode_num_accepted_tokens_per_pos", count, depth)
         self.see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
@@ -306,7 +308,13 @@ class Service:
         with refused_for("method"):
             if ":" in (body.method or ""):  # with options a client could ask for any amount of memory
                 raise ValueError(f"method is {body.method!r:.40}, wanted the name of a method without options")
-            find(body.method or "auto")  # what "auto" stands for is for the model thread to find: it alone runs passes
+            chosen = find(body.method or self.model.generation.get("method", "auto"))
+            # what "auto" stands for is for the model thread to find: it alone runs passes
+            if chosen.name != "auto" and not has_parts(self.model, chosen):
+                raise ValueError(
+                    f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train'
+                    f" them (`lantern methods {chosen.name} --model FOLDER` has the commands)"
+                )
         if body.negative_prompt:
             with refused_for("negative_prompt"):
                 check_prompt(body.negative_prompt)

@@ -76,11 +76,16 @@ def family_of(folder: Path) -> Family:
 
 
 def causal_class(config: Mapping[str, Any]) -> str:
-    """Return the name of transformers' class if a model is a causal language model, else ""."""
+    """Return the name of transformers' class if a model is a causal language model, else "".
+
+    A release may name a class of its own, as SimpleAR does: then it is that of its type.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    named = (config.get("architectures") or [""])[0]
-    return named if named in CAUSAL.values() else ""
+    listed, own = config.get("architectures"), CAUSAL.get(str(config.get("model_type")))
+    if isinstance(listed, list) and listed and listed[0] in CAUSAL.values():
+        return listed[0]
+    return str(own) if own in [one.model for one in FAMILIES.values() if one.token] else ""
 
 
 def class_of(folder: Path, family: Family) -> Any:

@@ -118,7 +118,8 @@ def test_moments_are_those_of_the_features_and_saved_to_the_bit(tmp_path: Path) 
 
 def test_moments_of_other_networks_or_too_few_or_damaged_are_refused(tmp_path: Path) -> None:
     one, other = (Moments.of(features(1), made_with=name) for name in "ab")
-    refused(one.merged, other, match="made with 'b', wanted 'a'")
+    refused(one.merged, other, match="of 8 values made with 'b', wanted 8 values made with 'a'")
+    assert "moments of 1 values" in refused(one.merged, Moments.of(features(1, 1), made_with="a"))
     refused(lambda: one.gaussian, match="at least 2")
     path = tmp_path / "torn.safetensors"
     Moments.of(features(5)).save(path)

@@ -74,6 +74,7 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"name": "../x"}, "name"),
         ({"classes": 10}, "prompts or classes"),
         ({"prompts": "left out"}, "prompts or classes"),
         ({"guidance": "left out"}, "guidance or guidance_by_model"),
@@ -84,6 +85,7 @@ def test_emoji_uses_the_embedded_models_sampling() -> None:
         ({"sizes": []}, "sizes"),
         ({"pictures_each": 0}, "pictures_each"),
         ({"resize": "nearest"}, "resize"),
+        ({"prompts": {"file": "a/b", "sha256": "0" * 64, "count": 1, "origin": ""}}, "without a folder"),
     ],
 )
 def test_a_fault_is_named_with_its_file(changes: dict[str, Any], message: str) -> None:

@@ -105,6 +105,21 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
     assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in two["phases"])
 
 
+def test_tables_state_what_was_measured_and_what_was_not(figures: dict[str, Any]) -> None:
+    failed = {"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}
+    text = render(figures | {"failed": [failed]})
+    assert "no claim: 2 rounds, wanted at least 10" in text and f"not measured: plain int8 bf16: {'x' * 200}" in text
+    assert "no token differs from plain decoding in 2 images" in text
+    assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
+    assert "baseline: plain as eager" in text
+    where, race = figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}, figures["races"][0]
+    unknown = [one | {"total_variation": None} for one in race["contenders"]]
+    first, *others = render(figures | {"surroundings": where, "races": [race | {"contenders": unknown}]}).splitlines()
+    assert "; lantern 1.0.0" in first and ", commit" not in first
+    rows = [line for line in others if line.startswith("  lantern++:k=3  eager")]
+    assert len(rows) == 2 and all(row.endswith(" -") for row in rows)
+
+
 def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: Patch) -> None:
     seen: list[BenchOptions] = []
     monkeypatch.setattr(speed, "measure", lambda options: seen.append(options) or {"results": ["one"]})
