@@ -67,16 +67,16 @@ core/types.py: drafters/test_drafts_match_training.py
 + return pad(self.path, (0, 1))
 
 decoding/cache.py: proof/test_trees.py
-- start[:, None] + self._steps[: nodes.shape[1]])
-+ start[:, None] + self._steps[: nodes.shape[1]] + 1)
+- start[:, None] + self._first_slots[: nodes.shape[1]])
++ start[:, None] + self._first_slots[: nodes.shape[1]] + 1)
 - self._tokens < lengths[:, None]
 + self._tokens <= lengths[:, None]
 
 decoding/cache.py: drafters/test_small_of_family.py
 - self._ends.scatter_(1, slots, is_end |
 + self._ends[:, self.first_stage_slot :] = False; self._ends.scatter_(1, slots, is_end |
-- .where((tokens + 1) % self.columns == 0, last)
-+ .where(tokens % self.columns == 0, last)
+- is_end = (places - self.prefix + 1) % self.columns == 0
++ is_end = (places - self.prefix) % self.columns == 0
 
 decoding/cache.py: decoding/test_joint.py
 - if part.buffer.data_ptr() != buffer.data_ptr():

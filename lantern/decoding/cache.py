@@ -78,10 +78,10 @@ class StaticCache:
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
         memory = torch.zeros(size, dtype=torch.uint8 if is_fp8 else dtype, device=device)
         self._hold(memory, slice(None), first)
-        self._steps = torch.arange(stage, device=device)
+        self._first_slots = torch.arange(stage, device=device) + prefix
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
-        self._ahead = torch.cat([ends, self._steps[: stage if columns else 0] + self.first_stage_slot])
+        self._ahead = torch.cat([ends, self._first_slots[: stage if columns else 0] + tokens])
 
     def _hold(self, memory: Float[Tensor, "2l r h s d"], rows: slice, first: Int[Tensor, "rows 1"]) -> None:
         self._memory, self.first = memory, first
@@ -217,14 +217,19 @@ class StaticCache:
 
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
-        self.move(nodes, start[:, None] + self._steps[: nodes.shape[1]])
+        self._copy(nodes, start[:, None] + self._first_slots[: nodes.shape[1]])
 
     def move(self, nodes: Int[Tensor, "b m"], tokens: Int[Tensor, "b m"]) -> None:
         """Copy staged node `nodes[:, j]` to the slot of token `tokens[:, j]`."""
-        staged, places = self.buffer[:, :, :, self.first_stage_slot :], tokens + self.prefix
+        self._copy(nodes, tokens + self.prefix)
+
+    def _copy(self, nodes: Int[Tensor, "b m"], places: Int[Tensor, "b m"]) -> None:
+        """Copy staged nodes to slots of tokens."""
+        staged = self.buffer[:, :, :, self.first_stage_slot :]
         if self.columns:
             last = self._first_staged_newline - 1
-            behind = (self.slots + tokens // self.columns).where((tokens + 1) % self.columns == 0, last)
+            is_end = (places - self.prefix + 1) % self.columns == 0
+            behind = (self.slots + (places - self.prefix) // self.columns).where(is_end, last)
             nodes = torch.cat([nodes, nodes + (last + 1 - self.first_stage_slot)], 1)
             places = torch.cat([places, behind], 1)
         if self.images == 1:

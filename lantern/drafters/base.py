@@ -82,6 +82,7 @@ class NetworkDrafter(TreeDrafter):
         is_direct = not self.records_log_q and self.mode != "point"
         self._sampler = self.target.sampler(self.draft_sampling, noise) if is_direct else None
         self._ranker = self.target.ranker(self.draft_sampling, noise)
+        self.held.scale = self.sampling.scales(torch.zeros(1, 1, dtype=torch.long, device=prompt.mask.device))
 
     def may_be_run(self, drafter: type, module: type) -> bool:
         """Return whether an engine may draft the trees itself: only those of exactly these classes, without hooks, in
@@ -90,6 +91,12 @@ class NetworkDrafter(TreeDrafter):
         is_own = (type(self), type(self.module)) == (drafter, module)
         is_plain = self.mode == "sampled" or (self.mode == "gumbel" and not self.records_log_q)
         return is_own and is_plain and left_out(self.module) is None
+
+    def scales(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """Return the guidance scale at tokens of these numbers."""
+        if self.sampling.guidance_interval < 0:
+            return self.held.scale.expand_as(places)
+        return self.sampling.scales(places)
 
     def children(
         self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int

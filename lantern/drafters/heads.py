@@ -190,7 +190,7 @@ class MedusaDrafter(MarginalDrafter):
         """Run the heads and the target's head over `depth` features, and return the tree."""
         last = self.held.last
         feature = self.held.features.take_along_dim(last[..., None], 1)
-        scales = self.sampling.scales(self.held.places.gather(1, last))
+        scales = self.scales(self.held.places.gather(1, last))
         return self.draft(self.module.heads(feature, self.root, scales)[:, 0, : self.depth])
 
 
@@ -259,7 +259,7 @@ class VerticalDrafter(MarginalDrafter):
     def observe(self, step: Step) -> None:
         """Run all heads on the committed tokens and put the vertical guesses into the pool."""
         super().observe(step)
-        predicted = self.module.heads(self.held.features, self.held.tokens, self.sampling.scales(self.held.places))
+        predicted = self.module.heads(self.held.features, self.held.tokens, self.scales(self.held.places))
         outside, steps = self.held.pool.shape[1], torch.arange(step.tokens.shape[1], device=step.tokens.device)
         below = self.held.places + self.module.config.grid
         below = torch.where(steps < step.counts[:, None], below, outside).clamp(max=outside - 1)
@@ -458,7 +458,7 @@ class ParallelDrafter(MarginalDrafter):
             places.clamp(max=self.cache.tokens - 1),
             anchor,
             self._mask.update(known, sees),
-            scales=self.sampling.scales(self.held.places),
+            scales=self.scales(self.held.places),
             cache=self.cache,
             slots=(steps + self.cache.first_stage_slot).expand(images, -1),
         )

@@ -165,7 +165,7 @@ class EagleDrafter(NetworkDrafter):
             *(features, tokens, places, self._sees),
             known=self.known,
             ancestors=ancestors,
-            scales=self.sampling.scales(places) if features.shape[1] == 1 else None,
+            scales=self.scales(places) if features.shape[1] == 1 else None,
             cache=self.cache,
             slots=self.held.stage[first : first + features.shape[2]],
             depth=depth,

@@ -218,7 +218,7 @@ class ViSpecDrafter(EagleDrafter):
     def _read_rows(self, features: Float[Tensor, "b m c"], tokens: Int[Tensor, "b m"]) -> None:
         """Add the committed pairs to their rows and update the keys of all rows."""
         module, grid = self.module, self.module.config.grid
-        inputs = module.join(features, tokens, self.sampling.scales(self._read_places))
+        inputs = module.join(features, tokens, self.scales(self._read_places))
         weights = module.row_weights(inputs)
         steps = torch.arange(inputs.shape[1], device=inputs.device)
         rows = torch.where(steps < self.held.counts[:, None], self._read_places // grid, grid)[..., None]
