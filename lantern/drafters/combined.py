@@ -10,7 +10,7 @@ from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
 from lantern.core.weights import quantized
 from lantern.decoding.cache import PromptCache, prefill
-from lantern.drafters.base import check_width, ranking
+from lantern.drafters.base import ranking
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup import SamDrafter
 from lantern.drafters.trees import StaticTree, TreeDrafter, chain
@@ -174,6 +174,8 @@ class CascadeDrafter(TreeDrafter):
         bits: int = 0,
         sampling: Sampling,
     ) -> None:
+        if width > target.config.vocab_size:
+            raise ValueError(f"width is {width}, wanted at most {target.config.vocab_size}, the number of tokens")
         if bits == 4:
             if model.config.family != "llamagen":
                 raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
@@ -182,7 +184,6 @@ class CascadeDrafter(TreeDrafter):
         self.small = SmallModel(model, target, sampling=sampling, stage=length + 1)
         # a chain with siblings at each token
         self.tree = StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
-        check_width(self.tree, target.config.vocab_size)
         self.width, self.rounds, self.held = width, rounds, Buffers()
         self.needs_whole_prefix = self.drafter.needs_whole_prefix
         self.needs_host = not rounds  # which counts the rounds

@@ -148,8 +148,8 @@ class Matcher:
 class SuffixMatcher(Matcher):
     """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
 
-    With `is_super` it compares super-tokens, in the image's own past and in all images of the corpus; tokens are
-    compared in its own past only.
+    With `is_super` it compares super-tokens, in the image's own past and, to the longest suffix that occurs there, in
+    the corpus; tokens are compared in its own past only.
     """
 
     def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
@@ -161,11 +161,11 @@ class SuffixMatcher(Matcher):
 
     def root(self, past: Past) -> Context:
         """Return the context of the last committed token."""
-        corpus, count = self.corpus.expand(len(past.tokens), -1, -1), past.tokens.shape[1]
-        self._texts = torch.cat([past.tokens[:, None], corpus], 1)  # of t images, the own one first
-        self._is_known = torch.cat([past.is_known, torch.ones_like(corpus, dtype=torch.bool)], 1)[:, None]
-        self._before = torch.nn.functional.pad(self.symbol_of[self._texts], (self.reach, 0), value=-1)
-        lengths = torch.full_like(self._texts, self.reach)
+        self._past, count = past, past.tokens.shape[1]
+        corpus = self.corpus.expand(len(past.tokens), -1, -1)
+        texts = torch.cat([past.tokens[:, None], corpus], 1)  # of t images, the own one first
+        self._before = torch.nn.functional.pad(self.symbol_of[texts], (self.reach, 0), value=-1)
+        lengths = torch.full_like(texts, self.reach)
         for back in range(self.reach, 0, -1):  # up to the nearest symbol that differs
             last = self.symbol_of[past.back(back)].masked_fill(past.known[:, None] < back, -2)
             is_other = self._before[..., self.reach - back :][..., :count] != last[..., None]
@@ -182,8 +182,13 @@ class SuffixMatcher(Matcher):
     def evidence(self, context: Context) -> list[Found]:
         """Return what followed the matching places."""
         assert context.lengths is not None
-        weights = torch.where(self._is_known, self.weight_of[context.lengths], 0.0)
-        return [(self._texts[:, None].expand_as(weights).flatten(2), weights.flatten(2))]
+        own, others = context.lengths[:, :, 0], context.lengths[:, :, 1:].flatten(2)
+        weights = torch.where(self._past.is_known, self.weight_of[own], 0.0)
+        found = [(self._past.tokens[:, None].expand_as(weights), weights)]
+        if len(self.corpus):
+            longest, place = others.max(-1, keepdim=True)
+            found.append((self.corpus.flatten()[place], self.weight_of[longest]))
+        return found
 
 
 class GridMatcher(Matcher):

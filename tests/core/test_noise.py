@@ -99,6 +99,14 @@ def test_streams_are_uncorrelated() -> None:
     assert by_token.abs().max() < 0.6
 
 
+def test_keys_of_purposes_differ() -> None:
+    seeds = torch.tensor([0, 1, 2**32, 2**63 - 1])
+    keys = [torch.stack([key.low, key.high], 1) for key in (purpose_key(seeds, purpose) for purpose in Purpose)]
+    assert len(torch.cat(keys).unique(dim=0)) == 4 * len(Purpose)
+    alone = purpose_key(seeds[3:], Purpose.TEST)
+    assert torch.equal(torch.stack([alone.low, alone.high], 1), keys[Purpose.TEST - 1][3:])
+
+
 def test_tables_are_those_of_seed_and_image_also_if_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, where = torch.tensor([(i, 9 - i) for i in range(6)]), torch.arange(9).expand(6, -1)
     words = [stream(seed, image, Purpose.TARGET, where[0], 37) for seed, image in keys.tolist()]

@@ -46,7 +46,7 @@ def test_suffixes_match_brute_force(is_super: bool) -> None:
         for found, node in ((context, None), (deeper, 0), (deeper, 1)):
             ending = symbols[tokens[image, :count]].tolist()
             ending += [] if node is None else [int(symbols[drafted[image, node]])]
-            ((followers, weights),) = matcher.evidence(found)
+            (followers, weights), *others = matcher.evidence(found)
             expected = torch.zeros(len(texts), 16)
             for number, text in enumerate(texts):
                 output = symbols[text].tolist()
@@ -55,9 +55,12 @@ def test_suffixes_match_brute_force(is_super: bool) -> None:
                     while length < most and output[place - 1 - length] == ending[-1 - length]:
                         length += 1
                     expected[number, place] = math.exp(0.5 * length) if length >= 2 else 0.0
-            torch.testing.assert_close(weights[image, node or 0].view_as(expected), expected)
-            assert torch.equal(followers[image, node or 0, :count], texts[0])
-            assert torch.equal(followers[image, node or 0, 16:].view(-1, 16), corpus[: len(texts) - 1])
+            torch.testing.assert_close(weights[image, node or 0], expected[0])
+            assert torch.equal(followers[image, node or 0, :count], texts[0]) and len(others) == is_super
+            for token, weight in others:  # behind the longest suffix of the corpus
+                longest = expected[1:].max()
+                torch.testing.assert_close(weight[image, node or 0], longest[None])
+                assert not longest or int(token[image, node or 0]) in corpus[expected[1:] == longest]
 
 
 def test_grid_contexts_match_brute_force() -> None:

@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -151,7 +152,7 @@ def plan_kernel(
     rows, live, guided, conditioning, prefix, mask_line, mask_row, position_line,
     BLOCK: tl.constexpr, SPAN: tl.constexpr, SIZE: tl.constexpr, NODES: tl.constexpr,
 ):  # fmt: skip
-    """Compute one row of `Plan.update`."""
+    """Compute one row of `BlockAttention.plan`."""
     image, row = tl.program_id(0), tl.program_id(1)
     line = image * guided
     committed = tl.load(POSITIONS + line * position_line) - conditioning
@@ -558,11 +559,12 @@ def linear8(
     rows = min(max(triton.next_power_of_2(len(x)), TILE), 64)
     outputs, inputs = weight.shape
     columns = 32
-    linear8_kernel[(-(-outputs // columns), -(-len(x) // rows))](
-        *(x, weight, scale, out, len(x)),
-        OUTPUTS=outputs, INPUTS=inputs, ROWS=rows, COLUMNS=columns, DEPTH=128, IS_WIDE=is_interpreted(),
-        num_warps=WARPS,
-    )  # fmt: skip
+    with np.errstate(over="ignore", invalid="ignore"):  # of rows without a node, in the interpreter
+        linear8_kernel[(-(-outputs // columns), -(-len(x) // rows))](
+            *(x, weight, scale, out, len(x)),
+            OUTPUTS=outputs, INPUTS=inputs, ROWS=rows, COLUMNS=columns, DEPTH=128, IS_WIDE=is_interpreted(),
+            num_warps=WARPS,
+        )  # fmt: skip
 
 
 def sample(

@@ -1,7 +1,7 @@
 """What passes of a prepared target gave on this very device, before anything relies on them.
 
-A trial compares a pass over a chain of nodes with torch's own, directly and as a replay of a graph, and the bits of a
-node in it with those that it has in shorter chains and alone after the same tokens.
+A trial compares a pass over a chain of nodes, on a GPU as a replay of a graph, with torch's own, and the bits of a node
+in it with those that it has in shorter chains and alone after the same tokens.
 """
 
 import dataclasses

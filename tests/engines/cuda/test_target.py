@@ -116,6 +116,15 @@ def test_tokens_are_those_of_the_eager_engine_in_fp32(kind: str, weights: Weight
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("kind", ["fused", pytest.param("llama", marks=SLOW)])
+def test_drafts_do_not_change_tokens_with_a_kv_cache_in_fp8(kind: str) -> None:
+    target, sampling, engine = target_of(kind, BF16), Sampling(), GraphEngine(kv_cache="fp8")
+    decoders = [decoder_of(kind, name, target, sampling, engine) for name in ("plain", "gumbel-jacobi")]
+    plain, drafted = (generated(kind, decoder) for decoder in decoders)
+    assert torch.equal(plain.tokens, drafted.tokens) and drafted.steps < plain.steps
+    assert decoders[1].promise(1) == "tokens"
+
+
 def test_rows_are_constant_until_a_batch_is_large() -> None:
     assert [rows_of(2, live) for live in (1, 16, 29, 33, 100)] == [32, 32, 32, 64, 128]
     assert [constant_rows(2 * images) for images in (1, 5, 6, 8, 16, 64)] == [32, 32, 16, 16, 8, 2]
