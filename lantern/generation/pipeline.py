@@ -113,9 +113,8 @@ def fields_around(target: Any, folder: Path, name: str, **fields: Any) -> dict[s
     """Return the fields, but the target, of the model in a folder: add-ons, tokens per step and others."""
     known = folders.read_index(folder).get(folders.WINDOWS_KEY) or {}
     tokens, digest = folders.check_tokens_per_step(known, source=folder / INDEX_NAME), getattr(target, "digest", None)
-    none: Any = None
-    add_ons = folders.AddOns(folder, none, model_name=name, digest=digest, without=(DRAFTER,))
-    own = {"name": name, "folder": folder, "add_ons": add_ons, "stored_digest": digest or ""}
+    add_ons: Any = folders.AddOns(folder, target, model_name=name, digest=digest, without=(DRAFTER,))
+    own = {"name": name, "folder": folder, "add_ons": replace(add_ons, target=None), "stored_digest": digest or ""}
     return {**own, "tokens_per_step": tokens, **fields}
 
 
