@@ -65,9 +65,9 @@ class Moments:
 
     @property
     def gaussian(self) -> Gaussian:
-        """The mean, and the covariance divided by n - 1; ValueError for fewer than two features."""
-        if self.count < 2:
-            raise ValueError(f"moments of {self.count} features have no covariance, wanted at least 2")
+        """The mean, and the covariance divided by n - 1; ValueError for fewer than two features, and above 2**20."""
+        if not 2 <= self.count <= 1 << 20:
+            raise ValueError(f"moments of {self.count} features, wanted at least 2, and at most 2**20 for exact sums")
         high, mixed, low = self.products
         mean, products = self.sum / self.count, high + ((mixed + mixed.T) + low)
         return mean, (products - self.count * torch.outer(mean, mean)) / (self.count - 1)

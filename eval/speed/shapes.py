@@ -125,7 +125,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
 
 def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int]) -> float:
-    """Return the seconds per token of the steps after the first one."""
+    """Return the seconds per token of the steps after the first one; RuntimeError if the image is finished before."""
     times = list[float]()
 
     def watch(step: Step) -> bool:
@@ -135,6 +135,8 @@ def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequenc
         return is_last
 
     contender.decode(images, callback=watch)
+    if len(times) < 2:
+        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
     return (times[1] - times[0]) / sum(counts)
 
 
