@@ -124,6 +124,10 @@ class Engine(ABC):
         """Return how many nodes per line a pass scores at no cost; None: not known, measure it."""
         return None
 
+    def narrows(self, config: Any, *, can_wait: bool = True) -> bool:
+        """Return whether `--dtype auto` is bf16 on a CPU for LlamaGen's target of a config."""
+        return False
+
     def as_dict(self) -> dict[str, Any]:
         """Return name and settings for reports, which `engine(**settings)` takes."""
         return {"name": self.name} | asdict(self)
@@ -199,7 +203,8 @@ def refuses_weights(target: "Target", weights: Weights) -> str | None:
 class AutoEngine(Engine):
     """The engine that suits a target: `graph` on CUDA, `cpu` on a CPU if its library is built, else `eager`.
 
-    `graph` is taken only if its passes agreed with torch's on the target's device (`engines.cuda.trial`).
+    `graph` is taken only if its passes agreed with torch's on the target's device (`engines.cuda.trial`), `cpu` without
+    AMX in bf16, so that a seed gives the same tokens on all processors.
     """
 
     name: ClassVar[str] = "auto"
@@ -213,8 +218,8 @@ class AutoEngine(Engine):
         device = target.tok_embeddings.weight.device.type
         if device not in PREFERRED:
             return self.as_eager(f"no other engine runs on {device}")
-        name, reason = PREFERRED[device]
-        found = engine(name, weights=self.weights, kv_cache=self.kv_cache, reason=reason)
+        name, reason, settings = PREFERRED[device]
+        found = engine(name, weights=self.weights, kv_cache=self.kv_cache, reason=reason, **settings)
         why_not = found.why_not(target, can_wait=False)
         if why_not is None and device == "cuda":
             from lantern.engines.cuda.trial import trial_of
@@ -227,9 +232,13 @@ class AutoEngine(Engine):
         """Prepare by the engine that suits the target."""
         return self.resolve(target).prepare(target)
 
+    def narrows(self, config: Any, *, can_wait: bool = False) -> bool:
+        """Return whether the C++ engine runs such a target without waiting."""
+        return engine("cpu", weights=self.weights, kv_cache=self.kv_cache).narrows(config, can_wait=can_wait)
 
-# device -> engine and the reason to choose it
-PREFERRED: dict[str, tuple[str, str]] = {
-    "cuda": ("graph", "one CUDA graph per step is the fastest on a GPU"),
-    "cpu": ("cpu", "the C++ library is built and runs this model"),
+
+# device -> engine, the reason to choose it, and its settings
+PREFERRED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "cuda": ("graph", "one CUDA graph per step is the fastest on a GPU", {}),
+    "cpu": ("cpu", "the C++ library is built and runs this model", {"amx": False}),
 }

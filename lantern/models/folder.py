@@ -37,6 +37,7 @@ from lantern.core.io import (
     WeightsDigest,
     is_there,
     load_component,
+    load_config,
     read_checksums,
     read_config,
     save_checksums,
@@ -298,7 +299,7 @@ def load_model(
     """Load a model given by name, folder or hub id, ready for decoding.
 
     `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
-    GPU if there is one; dtype "auto" is fp32 on a CPU, where exact methods guarantee equal tokens, and bf16 on a GPU.
+    GPU if there is one; dtype "auto" is bf16 on a GPU and in the C++ engine, otherwise fp32.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
     width) in pixels, for models of transformers that make images of several sizes. With
@@ -311,7 +312,7 @@ def load_model(
             f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
         )
     where, folder = pick_device(device), resolve_model(name)
-    kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
+    kind, shown, chosen = pick_dtype(dtype, where), shown_name(name, folder), make_engine(engine)
     without = () if "drafter" in parts else (DRAFTER,)
     of_add_ons: dict[str, Any] = {"model_name": shown, "verify": verify, "without": without}
     if is_transformers_folder(folder):
@@ -321,7 +322,7 @@ def load_model(
             where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify, processes=processes)
         add_ons = AddOns(folder, found.target, size=size, **of_add_ons)
-        return Model(**vars(found), name=shown, folder=folder, engine=make_engine(engine), add_ons=add_ons)
+        return Model(**vars(found), name=shown, folder=folder, engine=chosen, add_ons=add_ons)
     if size is not None:
         raise ValueError(f"model {shown} makes images of one size: omit the size")
     if processes > 1:
@@ -329,7 +330,10 @@ def load_model(
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
-    chosen, digest = make_engine(engine), WeightsDigest()
+    digest = WeightsDigest()
+    if dtype == "auto" and where.type == "cpu":
+        config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)
+        kind = torch.bfloat16 if chosen.narrows(config) else kind
     how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
     target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
@@ -457,7 +461,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU and bf16 elsewhere.
+    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU, but in `load_model`, and bf16 elsewhere.
 
     ValueError for an unknown name.
     """

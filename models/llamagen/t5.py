@@ -39,7 +39,7 @@ class T5Config:
 
 
 class Norm(nn.Module):
-    """Root mean square normalisation, its mean in fp32."""
+    """Root mean square normalisation, its mean at least in fp32."""
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
@@ -47,7 +47,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
         """Normalise."""
-        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.epsilon)
+        wide = x if x.dtype == torch.float64 else x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
         return self.weight * (x * scale).to(self.weight.dtype)
 
 
@@ -109,6 +110,11 @@ class T5(nn.Module):
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.shared.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.shared.weight.dtype
 
     def forward(self, input_ids: Int[Tensor, "b t"], attention_mask: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Return the encoding of right-padded tokens."""

@@ -11,6 +11,7 @@ A model may record the words of its training captions and the names of what it g
 captions never had is then read as the name of the nearest meaning (`Names`).
 """
 
+import copy
 import html
 import re
 import unicodedata
@@ -31,7 +32,7 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header, write_text
 from lantern.core.process import quiet
 from lantern.core.types import Condition
-from lantern.core.weights import outside_modes
+from lantern.core.weights import WeightCache, outside_modes
 from lantern.models.llamagen import t5
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
@@ -57,6 +58,7 @@ WEIGHT_FILES = (
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 TOKENIZER_CONFIGS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_TOKENIZER_BYTES = 1 << 27
+WIDE = 1 << 24
 WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
 CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
@@ -223,6 +225,9 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
 
 
+_WIDE: WeightCache[Any] = WeightCache(lambda model: copy.deepcopy(model).double())
+
+
 class TextEncoder:
     """A T5-type encoder with its tokenizer: those of `lantern.models.llamagen.t5`, or of transformers."""
 
@@ -336,8 +341,9 @@ class TextEncoder:
 
         The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
-        independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. A prompt of
-        which cleaning leaves nothing is a ValueError.
+        independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. On a CPU
+        `T5` with at most WIDE parameters computes in fp64, so that its result, rounded to the encoder's dtype, does not
+        depend on the processor. A prompt of which cleaning leaves nothing is a ValueError.
         """
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
@@ -351,11 +357,18 @@ class TextEncoder:
         )
         ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         rows, mask = [], mask.bool()
+        model = self.model
+        if (
+            isinstance(model, t5.T5)
+            and model.device.type == "cpu"
+            and sum(map(torch.numel, model.parameters())) <= WIDE
+        ):
+            model = _WIDE.get(model)
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
-                found = self.model(input_ids=some, attention_mask=valid.long())
+                found = model(input_ids=some, attention_mask=valid.long())
                 rows.append(getattr(found, "last_hidden_state", found))  # of transformers
-        return rotate_to_right(torch.cat(rows), mask)
+        return rotate_to_right(torch.cat(rows).to(self.model.dtype), mask)
 
     def _caption(self, prompt: str) -> str:
         caption = clean_caption(self._named(prompt))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lantern.models.llamagen import text as text_module
 from lantern.models.llamagen.text import TextEncoder, _repaired, clean_caption, without_markup
 from tests.refusals import refused
 from tests.tiny_folder import WORDS, tiny_text_encoder
@@ -79,7 +80,7 @@ def test_encoder_of_a_whole_t5_loads(encoder: TextEncoder, tmp_path: Path) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("projection", ["gated-gelu", "relu"])
 def test_own_encoder_equals_transformers(
-    encoder: TextEncoder, tmp_path: Path, projection: str, dtype: torch.dtype
+    encoder: TextEncoder, tmp_path: Path, projection: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import T5Config, T5EncoderModel
 
@@ -93,9 +94,16 @@ def test_own_encoder_equals_transformers(
     ours, theirs = TextEncoder.load(tmp_path, dtype=dtype), TextEncoder.from_pretrained(tmp_path, dtype=dtype)
     assert type(ours.model).__module__ == "lantern.models.llamagen.t5" and ours.width == theirs.width == 24
     prompts = ["a red apple", "two cat and a zebra </s> <pad> dog", "blue " * 300, "a" * 500]
+    wide = {slots: ours.encode(prompts, slots=slots)[0] for slots in (4, 40, 150)}
+    monkeypatch.setattr(text_module, "WIDE", 0)
     for slots, batch in ((4, 1), (40, 1), (150, 3)):
         got, want = (one.encode(prompts, slots=slots, batch_size=batch) for one in (ours, theirs))
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+        # in fp64, which transformers computes but for the mean of a norm
+        expected = TextEncoder(theirs.model.double(), theirs.tokenizer).encode(prompts, slots=slots)[0]
+        theirs.model.to(dtype)
+        assert wide[slots].dtype == dtype
+        torch.testing.assert_close(wide[slots].double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
     assert [ours.knows(text) for text in ("zebra", "dog")] == [theirs.knows(text) for text in ("zebra", "dog")]
 
 

@@ -28,6 +28,7 @@ from lantern.engines.cpu.target import (
     PackedDrafterLayer,
     PackedLinear,
     check,
+    check_widths,
     kind_of,
     model_args,
     packed_drafter,
@@ -47,22 +48,38 @@ from lantern.verifiers.scripted import ScriptedVerifier
 class CpuEngine(Engine):
     """Runs a pass as one C++ program, and whole rounds of plain decoding and windows of samples.
 
-    The bits of a token's logits depend on nothing that is scored with it.
+    The bits of a token's logits depend on nothing that is scored with it. Those of a target are the same on all
+    processors, but with `amx` in bf16 on one that has AMX, which is faster and adds products in another order.
     """
 
+    amx: bool = True
     name: ClassVar[str] = "cpu"
     fits_windows: ClassVar[bool] = True
 
     def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> str | None:
         """Return a reason for other layers, devices, dtypes, widths, processors, and a missing library."""
-        if target.config.family != "llamagen":
+        reason = self.refuses(target.config, can_wait=can_wait)
+        if reason is None:
+            try:
+                check(target)
+            except ValueError as error:
+                return str(error)
+        return reason
+
+    def narrows(self, config: Any, *, can_wait: bool = True) -> bool:
+        """Return whether this engine runs such a target: its passes in bf16 are faster on every processor."""
+        return self.refuses(config, can_wait=can_wait) is None
+
+    def refuses(self, config: Any, *, can_wait: bool = True) -> str | None:
+        """Return a reason for other layers, widths, processors, and a missing library, given a target's config."""
+        if config.family != "llamagen":
             return "the cpu engine runs LlamaGen's layers, not this model's: use --engine eager"
         if self.weights == "int4":
             return "the cpu engine reads weights in full or in int8, int4 was given: use --engine eager"
         if self.is_fp8:
             return "the cpu engine keeps keys and values in fp32, a KV cache in fp8 was given: use --engine eager"
         try:
-            check(target)
+            check_widths(config)
             build.check_processor()
             missing = build.missing()
             if missing is not None:
@@ -74,7 +91,7 @@ class CpuEngine(Engine):
         return f"{missing}: `lantern doctor --build` or `--engine cpu` builds it"
 
     def _prepare(self, target: Any) -> Target:
-        return CpuTarget(target)
+        return CpuTarget(target, amx=self.amx)
 
     def prepare_part(self, module: Any) -> Any:
         """Return a drafter with packed layers, or LlamaGen's tokenizer with a packed decoder; others as they are."""

@@ -194,6 +194,10 @@ inline void tile(const Input *a, int inputs, const void *panel, void *out) {
 
 // Sums of products in fp32, and numbers of inputs.
 struct Fp32Sums {
+    struct Units { // none
+        explicit Units(int) {}
+        static constexpr bool BUILT = false;
+    };
     typedef float Number;
     typedef Unit Sum;
     static Unit input(const float *a, int turn) { return spread<Unit>(a[turn]); }
@@ -202,10 +206,6 @@ struct Fp32Sums {
 
 // Inputs and weights in fp32.
 struct Full : Fp32Sums {
-    struct Units { // none
-        explicit Units(int) {}
-        static constexpr bool BUILT = false;
-    };
     typedef float Weight;
     typedef Plain<Full> Inputs;
     static constexpr int STEP = 1, TURNS = 1;
@@ -219,7 +219,6 @@ struct Full : Fp32Sums {
 // is below 2^-126, which the instruction takes for 0).
 struct Half : Fp32Sums {
     typedef uint16_t Weight;
-    typedef Tiles Units;
     typedef Plain<Half> Inputs;
     static constexpr int STEP = 2;
 #if defined(__AVX512BF16__)
@@ -244,6 +243,12 @@ struct Half : Fp32Sums {
         return (Unit)(turn ? pairs << 16 : pairs & int32_t(0xffff0000));
     }
 #endif
+};
+
+// The same by AMX, which adds products in another order.
+struct Tiled : Half {
+    typedef Tiles Units;
+    typedef Plain<Tiled> Inputs;
 };
 
 // Rows of inputs as 8-bit integers with a scale per row, for products with int8 weights.
@@ -410,7 +415,7 @@ struct Layer {
 };
 
 struct Model {
-    int32_t dim, heads, layers, hidden, vocab, kind; // 0: all in fp32; 1: weights in bf16; 2: those of linears in int8
+    int32_t dim, heads, layers, hidden, vocab, kind; // 0: all in fp32; weights in 1: bf16; 2: int8 in linears; 3: bf16, with AMX
     float eps;
     const Layer *layer;
     const float *norm; // null: features are the output of the last layer
@@ -850,8 +855,9 @@ template <class Kind> void run(const LinearArgs &linear) {
 // Runs a pass or a linear with weights of a kind.
 template <class... Args> void run_kind(int kind, const Args &...args) {
     if (kind == 0) run<Full>(args...);
-    else if (kind == 1) run<Half>(args...);
-    else run<Byte>(args...);
+    else if (kind == 2) run<Byte>(args...);
+    else if constexpr (Tiles::BUILT) kind == 3 ? run<Tiled>(args...) : run<Half>(args...);
+    else run<Half>(args...);
 }
 
 void run(const Model &model, const PassArgs &pass) { run_kind(model.kind, model, pass); }

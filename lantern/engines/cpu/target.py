@@ -30,11 +30,12 @@ from lantern.core.weights import (
 from lantern.decoding.statistics import write_tokens
 from lantern.engines.cpu.build import library
 from lantern.engines.cpu.structures import array, cpp
-from lantern.models.llamagen.transformer import RMSNorm, Transformer
+from lantern.models.llamagen.transformer import CaptionEmbedder, RMSNorm, Transformer, TransformerConfig
 
 PANEL, LANES = 32, 16
 LINE = 64  # bytes of a cache line, at which every tensor begins
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in int8 they are bytes
+BF16_BY_AMX = 3
 HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded to a multiple of GROUP
 
 
@@ -96,12 +97,13 @@ class Arena:
         return self.keep(torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1))
 
 
-def kind_of(*panels: Tensor) -> int:
-    """Return the kind of packed weights; ValueError if there are several."""
+def kind_of(*panels: Tensor, amx: bool = True) -> int:
+    """Return the kind of packed weights, those in bf16 by AMX or not; ValueError if there are several."""
     kinds = {KINDS[tensor.dtype] for tensor in panels}
     if len(kinds) > 1:
         raise ValueError("the cpu engine reads all weights in 8 bits or none, this model has both: quantize all")
-    return kinds.pop()
+    kind = kinds.pop()
+    return BF16_BY_AMX if amx and kind == KINDS[torch.bfloat16] else kind
 
 
 class PackedLayer(NamedTuple):
@@ -129,10 +131,12 @@ class PackedLayer(NamedTuple):
         )
 
 
-def model_args(layers: Sequence[PackedLayer], dim: int, heads: int, eps: float, rope: Tensor, **more: Any) -> Any:
+def model_args(
+    layers: Sequence[PackedLayer], dim: int, heads: int, eps: float, rope: Tensor, *, amx: bool = True, **more: Any
+) -> Any:
     """Return a model of packed layers, with the norm and the head in `more`, or without; ValueError as of `kind_of`."""
     linears = [panels for layer in layers for panels in (layer.wqkv, layer.wo, layer.w13, layer.w2)]
-    kind = kind_of(*linears, more.get("head", linears[0]))
+    kind = kind_of(*linears, more.get("head", linears[0]), amx=amx)
     sizes = {"dim": dim, "heads": heads, "layers": len(layers), "hidden": len(layers[0].w13) * PANEL // 2}
     own = array([cpp.Layer(**layer._asdict()) for layer in layers])
     return cpp.Model(**sizes, kind=kind, eps=eps, layer=own, rope=rope, **more)
@@ -154,9 +158,9 @@ def check_weights(module: nn.Module) -> None:
 
 
 def linear(
-    x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int
+    x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int, *, amx: bool = True
 ) -> Float[Tensor, "*b n"]:
-    """Return x times a packed weight plus an fp32 bias, in fp32.
+    """Return x times a packed weight plus an fp32 bias, in fp32; in bf16 by `amx`, if the processor has it.
 
     Inputs are rounded to bf16 for a bf16 weight, and to 8-bit integers, one scale per row, for an int8 weight.
     """
@@ -164,7 +168,7 @@ def linear(
     panel = HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
     assert (len(panels) * PANEL, panels[0].numel()) == (outputs, panel), "inputs are not as wide as the weight"
     out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
-    sizes = {"rows": a[..., 0].numel(), "inputs": inputs, "outputs": outputs, "kind": kind_of(panels)}
+    sizes = {"rows": a[..., 0].numel(), "inputs": inputs, "outputs": outputs, "kind": kind_of(panels, amx=amx)}
     args = cpp.LinearArgs(**sizes, threads=torch.get_num_threads(), a=a, panels=panels, bias=bias, out=out)
     library().lantern_linear(ctypes.byref(args))
     return out
@@ -183,17 +187,20 @@ def uniforms(
 class PackedPass:
     """A target's packed weights, and the call that runs a pass over them."""
 
-    def __init__(self, target: Any) -> None:
-        config, self.dtype = target.config, target.tok_embeddings.weight.dtype
+    def __init__(self, target: Any, *, amx: bool) -> None:
+        config, self.dtype, self.amx = target.config, target.tok_embeddings.weight.dtype, amx
         check(target)
         self.dim, self.vocab = config.dim, config.vocab_size
         arena = Arena.for_module(target)
         layers = [PackedLayer.of(block, arena) for block in target.layers]
         norm, self.head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
         shape, rope = (config.dim, config.n_head, config.norm_eps), target.rotary.table.clone()
-        self.model = model_args(layers, *shape, rope, vocab=config.vocab_size, norm=norm, head=self.head)
+        self.model = model_args(layers, *shape, rope, amx=amx, vocab=config.vocab_size, norm=norm, head=self.head)
         # without a head: what is only read needs no logits
         self.reader = cpp.Model(**self.model.kept | {"head": None})
+        self.embedder = target.cls_embedding
+        if isinstance(self.embedder, CaptionEmbedder) and config.caption_dim % LANES == 0:
+            self.embedder = packed_captions(self.embedder, arena, amx)
 
     def run(
         self,
@@ -216,22 +223,26 @@ class PackedPass:
         return features.to(self.dtype), None if fused is None else fused.to(self.dtype)
 
 
-_PASSES = WeightCache(PackedPass)
+_PASSES = {amx: WeightCache(partial(PackedPass, amx=amx)) for amx in (False, True)}
 
 
 class CpuTarget(PreparedTarget):
-    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
+    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch.
+
+    Products in bf16 use AMX if the processor has it and with `amx`; their sums have another order then.
+    """
 
     make_uniforms = staticmethod(uniforms)
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, *, amx: bool = True) -> None:
         super().__init__(module)
-        self.cls_embedding = module.cls_embedding
+        self.amx = amx
         self.refresh()
 
     def refresh(self) -> None:
         """Pack the weights again if they have changed."""
-        self.program = _PASSES.get(self.module)
+        self.program = _PASSES[self.amx].get(self.module)
+        self.cls_embedding = self.program.embedder
 
     def forward(
         self,
@@ -293,7 +304,7 @@ class CpuTarget(PreparedTarget):
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
         """Apply the head in C++."""
-        return linear(features, self.program.head, None, self.program.vocab)
+        return linear(features, self.program.head, None, self.program.vocab, amx=self.amx)
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
         """Return the sampler in C++, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
@@ -337,12 +348,16 @@ def check(target: Any) -> None:
     if (reason := left_out(target)) is not None:
         raise ValueError(f"the cpu engine reads the weights itself, and {reason}: use --engine eager")
     check_weights(target)
-    hidden = target.layers[0].feed_forward.w2.weight.shape[1]
+    check_widths(config)
+
+
+def check_widths(config: TransformerConfig) -> None:
+    """Raise ValueError for widths that `pass.cpp` does not support."""
     widths: Sequence[tuple[str, int, int]] = (
         ("dim", config.dim, PANEL),
         ("vocab_size", config.vocab_size, PANEL),
         ("width of a head", config.head_dim, LANES),
-        ("width of the feed-forward layer", hidden, LANES),
+        ("width of the feed-forward layer", config.ffn_dim, LANES),
     )
     for name, width, expected in widths:
         if width % expected:
@@ -354,15 +369,32 @@ def check(target: Any) -> None:
 class PackedLinear(nn.Linear):
     """A linear with packed weights; the result has the dtype of the input."""
 
-    def __init__(self, of: nn.Linear, arena: Arena) -> None:
+    def __init__(self, of: nn.Linear, arena: Arena, *, amx: bool = True) -> None:
         nn.Module.__init__(self)
         self.__dict__.update(of.__dict__)
-        self.panels = arena.panels(of.weight)
+        self.amx, self.panels = amx, arena.panels(of.weight)
         self.wide_bias = None if of.bias is None else arena.wide(of.bias)
 
     def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
         """Apply the linear."""
-        return linear(x, self.panels, self.wide_bias, self.out_features).to(x.dtype)
+        return linear(x, self.panels, self.wide_bias, self.out_features, amx=self.amx).to(x.dtype)
+
+
+class WideGELU(nn.Module):
+    """GELU in its tanh form, computed in fp64, so that its bits do not depend on the processor."""
+
+    def forward(self, x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Apply the function."""
+        return nn.functional.gelu(x.double(), approximate="tanh").to(x.dtype)
+
+
+def packed_captions(embedder: CaptionEmbedder, arena: Arena, amx: bool) -> CaptionEmbedder:
+    """Return the embedder of captions with packed linears."""
+    fc1, _, fc2 = cast("Sequence[Any]", embedder.cap_proj)
+    twin = copy.copy(embedder)
+    packed = nn.Sequential(PackedLinear(fc1, arena, amx=amx), WideGELU(), PackedLinear(fc2, arena, amx=amx))
+    twin._modules = {"cap_proj": packed}
+    return twin
 
 
 class PackedDrafterLayer(DraftLayer):

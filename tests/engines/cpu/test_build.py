@@ -182,7 +182,7 @@ def test_the_best_library_that_the_processor_runs_is_chosen(
     assert building.supported()[0].name == name
     if name == "generic" and building.of_machine() == building.X86_64:
         why = refused(building.check_processor, match="AVX2 and FMA, which this processor lacks: use --engine eager")
-        monkeypatch.setattr("lantern.engines.cpu.engine.check", lambda target: None)  # of sizes
+        monkeypatch.setattr("lantern.engines.cpu.engine.check_widths", lambda config: None)
         assert CpuEngine().why_not(tiny_target()) == why
     else:
         building.check_processor()
@@ -202,7 +202,12 @@ def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monke
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 # v4 differs from v3 in the width of its registers; without vectors the other files take minutes
-FILES = {"v3": ("test_target.py", "test_linear.py"), "generic": ("test_sampling.py",)}
+FILES = {
+    **{"v4-bf16": ("test_portable.py",), "v4": ("test_portable.py",)},
+    **{"v3": ("test_target.py", "test_linear.py", "test_portable.py"), "generic": ("test_sampling.py",)},
+}
+# of torch's operations
+CAPABILITIES = {"v3": "avx2", "generic": "default"}
 # a process whose processor seems to have only the features named first
 PROGRAM = """
 import sys
@@ -224,6 +229,8 @@ sys.exit(pytest.main([*options, *sys.argv[3:]]))
 def test_libraries_for_older_processors_pass_these_tests(variant: building.ProcessorKind, tmp_path: Path) -> None:
     files = [str(HERE / name) for name in FILES[variant.name]]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    if variant.name in CAPABILITIES:
+        environment["ATEN_CPU_CAPABILITY"] = CAPABILITIES[variant.name]
     command = [sys.executable, "-c", PROGRAM, " ".join(sorted(variant.features)), f"cpu-{variant.name}-", *files]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

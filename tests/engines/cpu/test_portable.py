@@ -1,0 +1,46 @@
+"""Tokens that a seed gives on every processor: `test_build.py` runs these tests as if on older ones too."""
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lantern.engines.cpu.build import library
+from lantern.generation.generator import generate
+from lantern.models.folder import load_model
+from tests.golden.adapter import has_compiler
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs g++")
+PROMPTS = ("a red apple", "two green frogs", "a flat rocket", "a cat and a dog")
+# of all tokens as little-endian int64, the same with AVX2, AVX-512, its bf16 and AMX
+TOKENS = "9091f6f181da29de1ee6060159f2c49224e86add304a70d22e35900c9e82625b"
+
+
+@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi:window=4"])
+def test_the_default_dtype_is_bf16_with_these_tokens(method: str) -> None:
+    library()  # built now, which `auto` does not wait for
+    model = load_model()
+    assert model.dtype == torch.bfloat16 and model.engine.resolve(model.target).name == "cpu"
+    made = generate(model, PROMPTS, seed=7, method=method)
+    tokens = torch.stack([one.tokens for one in made]).numpy().astype("<i8")
+    assert hashlib.sha256(tokens.tobytes()).hexdigest() == TOKENS
+
+
+def test_torch_without_vectors_gives_these_tokens_too() -> None:
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "default_dtype and plain",
+    ]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout[-2000:] + ran.stderr[-2000:]
