@@ -81,7 +81,9 @@ class Apart(Runs):
     """Where and how the model runs."""
 
     device: str = opt("auto", "auto, cpu, cuda or cuda:N")
-    dtype: str = opt("auto", "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES]))
+    dtype: str = opt(
+        "auto", "auto (bf16; fp32 on a CPU without C++ engine), fp32, bf16 or fp16", type=OneOf(["auto", *DTYPES])
+    )
 
     def options(self) -> dict[str, Any]:
         """Return device, dtype and engine as `load_model` takes them; ValueError if they contradict each other."""

@@ -312,7 +312,7 @@ def load_model(
             f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
         )
     where, folder = pick_device(device), resolve_model(name)
-    kind, shown, chosen = pick_dtype(dtype, where), shown_name(name, folder), make_engine(engine)
+    given, shown, chosen = pick_dtype(dtype, where), shown_name(name, folder), make_engine(engine)
     without = () if "drafter" in parts else (DRAFTER,)
     of_add_ons: dict[str, Any] = {"model_name": shown, "verify": verify, "without": without}
     if is_transformers_folder(folder):
@@ -320,7 +320,7 @@ def load_model(
 
         if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
             where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify, processes=processes)
+        found = load_transformers(folder, where, given, parts=parts, size=size, verify=verify, processes=processes)
         add_ons = AddOns(folder, found.target, size=size, **of_add_ons)
         return Model(**vars(found), name=shown, folder=folder, engine=chosen, add_ons=add_ons)
     if size is not None:
@@ -330,10 +330,10 @@ def load_model(
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
-    digest = WeightsDigest()
+    kind, digest = given, WeightsDigest()
     if dtype == "auto" and where.type == "cpu":
         config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)
-        kind = torch.bfloat16 if chosen.narrows(config) else kind
+        kind = torch.bfloat16 if chosen.narrows(config) else given
     how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
     target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
@@ -347,7 +347,8 @@ def load_model(
         vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify, device=where)
         if has_vq and "vq" in parts
         else None,
-        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in parts else None,
+        # in fp32 by default on a CPU, where torch's products in bf16 may be slower
+        text=load_text_encoder(folder, where, given, verify=verify) if has_text and "text" in parts else None,
         generation=generation,
         folder=folder,
         engine=chosen,

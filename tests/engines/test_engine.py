@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +23,14 @@ from lantern.engines.engine import ENGINES, MOST_WIDE, AutoEngine, EagerEngine, 
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS, Method
-from lantern.models.folder import Model
+from lantern.models.folder import Model, load_model
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
+from tests.tiny_folder import save_tiny_model
 
+# of targets that the C++ engine runs, and does not
+SIZES = {"wide": {"dim": 64, "vocab_size": 32}, "narrow": {"vocab_size": 24}}
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 
@@ -113,6 +117,24 @@ def test_auto_takes_the_cpu_engine_if_its_library_is_built_else_eager(monkeypatc
     assert found == EagerEngine() and "lantern doctor --build" in found.reason
     assert Model("toy", wide_target(), engine=AutoEngine()).engine == EagerEngine()
     assert CpuEngine().why_not(wide_target()) is None  # chosen by name, it is built
+
+
+def test_the_default_dtype_on_a_cpu_is_bf16_where_the_cpp_engine_runs_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dtype(folder: Path, chosen: str | Engine = "auto") -> torch.dtype:
+        return load_model(folder, device="cpu", engine=chosen, parts=()).dtype
+
+    wide, narrow = (save_tiny_model(tmp_path / name, **sizes) for name, sizes in SIZES.items())
+    monkeypatch.setattr(library, "missing", lambda: None)
+    assert [dtype(wide), dtype(wide, "cpu"), dtype(wide, AutoEngine("int8"))] == [torch.bfloat16] * 3
+    assert dtype(narrow) == dtype(wide, "eager") == torch.float32
+    assert dtype(wide, AutoEngine(kv_cache="fp8")) == torch.float32
+    monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
+    monkeypatch.setattr(library, "find_compiler", lambda: "g++")
+    assert (dtype(wide), dtype(wide, "cpu")) == (torch.float32, torch.bfloat16)
+    monkeypatch.setattr(library, "features", lambda: frozenset())
+    assert dtype(wide, "cpu") == (torch.float32 if library.of_machine() == library.X86_64 else torch.bfloat16)
 
 
 def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: pytest.MonkeyPatch) -> None:
