@@ -26,7 +26,7 @@ from urllib.parse import unquote_plus
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header, write_text
@@ -342,8 +342,8 @@ class TextEncoder:
         The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. On a CPU
-        `T5` with at most WIDE parameters computes in fp64, so that its result, rounded to fp32, does not depend on the
-        processor. A prompt of which cleaning leaves nothing is a ValueError.
+        `T5` with at most WIDE parameters computes in fp64, without padding, so that its result, rounded to fp32, does
+        not depend on the processor. A prompt of which cleaning leaves nothing is a ValueError.
         """
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
@@ -358,12 +358,15 @@ class TextEncoder:
         ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         rows, mask = [], mask.bool()
         model, dtype, size = self.model, self.model.dtype, sum(map(torch.numel, self.model.parameters()))
-        if isinstance(model, t5.T5) and model.device.type == "cpu" and size <= WIDE:
+        is_wide = isinstance(model, t5.T5) and model.device.type == "cpu" and size <= WIDE
+        if is_wide:
             model, dtype = _WIDE.get(model), torch.float32
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
-                found = model(input_ids=some, attention_mask=valid.long())
-                rows.append(getattr(found, "last_hidden_state", found))  # of transformers
+                read = slice(int(valid.sum(1).max())) if is_wide else slice(None)
+                found = model(input_ids=some[:, read], attention_mask=valid[:, read].long())
+                found = getattr(found, "last_hidden_state", found)  # of transformers
+                rows.append(pad(found, (0, 0, 0, slots - found.shape[1])))
         return rotate_to_right(torch.cat(rows).to(dtype), mask)
 
     def _caption(self, prompt: str) -> str:
