@@ -484,7 +484,7 @@ engines/cpu/build.py: engines/cpu/test_build.py
 + if variant.features >= features()
 
 ../models/llamagen/text.py: engines/cpu/test_portable.py
-- model, dtype = _WIDE.get(model), torch.float32
+- model, dtype = wide, torch.float32
 + pass
 
 engines/cpu/target.py: engines/cpu/test_drafter.py
