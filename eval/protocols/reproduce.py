@@ -161,7 +161,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     local = os.environ.get("LOCAL_RANK", "")  # with it each process has its own GPU
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)
-    dtype = pick_dtype(row.dtype, device)
+    dtype = pick_dtype(row.dtype, device, resolve_model(name), row.engine)
     if row.threads is not None:
         torch.set_num_threads(row.threads)
     # each actor of a Ray job loads its own model; this one is only for checks and the fingerprint

@@ -177,9 +177,9 @@ def predicted(name: str, size: tuple[int, int] | None, batch: int, device: str, 
     from lantern.models.folder import pick_device, pick_dtype
     from lantern.models.prediction import measure_device, memory_of, placed, predict
 
-    where = pick_device(device)
-    kind = pick_dtype(dtype, where)
-    found = predict(resolve_model(name), kind, size=size)
+    where, folder = pick_device(device), resolve_model(name)
+    kind = pick_dtype(dtype, where, folder)
+    found = predict(folder, kind, size=size)
     words, config = str(kind).removeprefix("torch."), found.target.config
     grid = f"{config.raster.rows} rows of {config.raster.columns} tokens"
     yield Finding(f"{config.family}: {found.parameters / 1e9:.3g} billion parameters, {grid}")

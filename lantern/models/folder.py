@@ -299,10 +299,10 @@ def load_model(
     """Load a model given by name, folder or hub id, ready for decoding.
 
     `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
-    GPU if there is one; dtype "auto" is bf16 on a GPU and in the C++ engine, otherwise fp32.
-    `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
-    weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
-    width) in pixels, for models of transformers that make images of several sizes. With
+    GPU if there is one; dtype "auto" is bf16 on a GPU and in the C++ engine, otherwise fp32. On a CPU the text encoder
+    of a model in bf16 is in fp32. `engine` is how passes are run: an engine or its name; "auto" is the fastest one that
+    is ready. `verify` compares weight files with their SHA-256 where the folder lists it, which reads every file once
+    more. `size` is (height, width) in pixels, for models of transformers that make images of several sizes. With
     `processes`, those that `torchrun` started, each holds a share of the layers of a transformers model, and all of
     them make the same calls.
     ValueError names what is missing or invalid.
@@ -312,7 +312,7 @@ def load_model(
             f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
         )
     where, folder = pick_device(device), resolve_model(name)
-    given, shown, chosen = pick_dtype(dtype, where), shown_name(name, folder), make_engine(engine)
+    kind, shown, chosen = pick_dtype(dtype, where, folder, engine), shown_name(name, folder), make_engine(engine)
     without = () if "drafter" in parts else (DRAFTER,)
     of_add_ons: dict[str, Any] = {"model_name": shown, "verify": verify, "without": without}
     if is_transformers_folder(folder):
@@ -320,7 +320,7 @@ def load_model(
 
         if processes > 1 and where.type == "cuda":  # the GPU with the number of this process
             where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        found = load_transformers(folder, where, given, parts=parts, size=size, verify=verify, processes=processes)
+        found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify, processes=processes)
         add_ons = AddOns(folder, found.target, size=size, **of_add_ons)
         return Model(**vars(found), name=shown, folder=folder, engine=chosen, add_ons=add_ons)
     if size is not None:
@@ -330,15 +330,14 @@ def load_model(
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
-    kind, digest = given, WeightsDigest()
-    if dtype == "auto" and where.type == "cpu":
-        config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)
-        kind = torch.bfloat16 if chosen.narrows(config) else given
+    digest = WeightsDigest()
     how: dict[str, Any] = {"device": where, "dtype": kind, "verify": verify, "digest": digest}
     target = load_target(folder / "transformer", chosen.weights, **how)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     add_ons = AddOns(folder, target, digest=digest.hexdigest(), **of_add_ons)
     add_ons.get(DRAFTER)  # refused before other components are read
+    # not in bf16 on a CPU, where torch's products in it may be slower
+    of_text = torch.float32 if where.type == "cpu" and kind == torch.bfloat16 else kind
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
@@ -347,8 +346,7 @@ def load_model(
         vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify, device=where)
         if has_vq and "vq" in parts
         else None,
-        # in fp32 by default on a CPU, where torch's products in bf16 may be slower
-        text=load_text_encoder(folder, where, given, verify=verify) if has_text and "text" in parts else None,
+        text=load_text_encoder(folder, where, of_text, verify=verify) if has_text and "text" in parts else None,
         generation=generation,
         folder=folder,
         engine=chosen,
@@ -461,15 +459,22 @@ def pick_device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU, but in `load_model`, and bf16 elsewhere.
+def pick_dtype(
+    dtype: str | torch.dtype, device: torch.device, folder: Path | None = None, engine: str | Engine = "auto"
+) -> torch.dtype:
+    """Return the dtype of this name, ours or torch's; "auto" is bf16, but on a CPU fp32 if `engine` does not run the
+    model of `folder` in C++.
 
     ValueError for an unknown name.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        is_narrow = device.type != "cpu"
+        if not is_narrow and folder is not None and is_there(folder / "transformer"):
+            config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)
+            is_narrow = make_engine(engine).narrows(config)
+        return torch.bfloat16 if is_narrow else torch.float32
     known = DTYPES | {str(kind).removeprefix("torch."): kind for kind in DTYPES.values()}
     if not isinstance(dtype, str) or dtype not in known:
         raise ValueError(f"dtype is {dtype!r:.40}, wanted auto, {', '.join(DTYPES)}")

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import NoInitialisation, check_state, load_tensors
+from lantern.core.weights import left_out, weights_kind
 
 PLAIN_TOKENIZERS = ("PreTrainedTokenizerFast", "TokenizersBackend")  # others change what tokenizer.json says
 PROJECTIONS = ("gated-gelu", "relu")
@@ -138,6 +139,21 @@ class T5(nn.Module):
         bucket = torch.where(apart.abs() < near, apart.abs(), far.clamp(max=half - 1)) + (apart > 0) * half
         table = self.encoder.block[0]["layer"][0]["SelfAttention"].relative_attention_bias
         return table(bucket).permute(2, 0, 1)[None]
+
+
+def widened(model: Any) -> T5 | None:
+    """Return a copy in fp64 of an encoder of this kind, ours or of transformers; None for others, and for one with
+    hooks or quantized weights.
+    """
+    if type(model).__name__ not in ("T5", "T5EncoderModel") or left_out(model) or weights_kind(model) != "full":
+        return None
+    config = vars(model.config)
+    if config["feed_forward_proj"] not in PROJECTIONS:
+        return None
+    with NoInitialisation():
+        own = T5(T5Config(**{name: config[name] for name in T5Config.__dataclass_fields__})).double()
+    own.load_state_dict(model.state_dict(), strict=False)  # transformers names the embeddings twice
+    return own
 
 
 class Words:

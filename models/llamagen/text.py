@@ -11,7 +11,6 @@ A model may record the words of its training captions and the names of what it g
 captions never had is then read as the name of the nearest meaning (`Names`).
 """
 
-import copy
 import html
 import re
 import unicodedata
@@ -225,7 +224,7 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
 
 
-_WIDE: WeightCache[Any] = WeightCache(lambda model: copy.deepcopy(model).double())
+_WIDE: WeightCache[Any] = WeightCache(t5.widened)
 
 
 class TextEncoder:
@@ -341,9 +340,10 @@ class TextEncoder:
 
         The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
-        independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. On a CPU
-        `T5` with at most WIDE parameters computes in fp64, without padding, so that its result, rounded to fp32, does
-        not depend on the processor. A prompt of which cleaning leaves nothing is a ValueError.
+        independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. On a CPU an
+        encoder that `t5.widened` reads, with at most WIDE parameters, computes in fp64, without padding, so that its
+        result, rounded to fp32, does not depend on the processor. A prompt of which cleaning leaves nothing is a
+        ValueError.
         """
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
@@ -357,13 +357,12 @@ class TextEncoder:
         )
         ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         rows, mask = [], mask.bool()
-        model, dtype, size = self.model, self.model.dtype, sum(map(torch.numel, self.model.parameters()))
-        is_wide = isinstance(model, t5.T5) and model.device.type == "cpu" and size <= WIDE
-        if is_wide:
-            model, dtype = _WIDE.get(model), torch.float32
+        model, size = self.model, sum(map(torch.numel, self.model.parameters()))
+        wide = _WIDE.get(model) if model.device.type == "cpu" and size <= WIDE else None
+        model, dtype = (model, model.dtype) if wide is None else (wide, torch.float32)
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
-                read = slice(int(valid.sum(1).max())) if is_wide else slice(None)
+                read = slice(None if wide is None else int(valid.sum(1).max()))
                 found = model(input_ids=some[:, read], attention_mask=valid[:, read].long())
                 found = getattr(found, "last_hidden_state", found)  # of transformers
                 rows.append(pad(found, (0, 0, 0, slots - found.shape[1])))

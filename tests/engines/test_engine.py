@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import register_parametrization
 
+from lantern.cli.doctor import predicted
 from lantern.cli.measure import VARIANT
 from lantern.core.sampling import Sampling
 from lantern.core.weights import weights_of
@@ -24,13 +25,14 @@ from lantern.generation.generator import Decoder, build_decoder
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.text import TextEncoder
 from tests.refusals import refused
 from tests.tiny import tiny_eagle, tiny_target, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_tokens, tiny_decoder
 from tests.tiny_folder import save_tiny_model
 
 # of targets that the C++ engine runs, and does not
-SIZES = {"wide": {"dim": 64, "vocab_size": 32}, "narrow": {"vocab_size": 24}}
+SIZES = {"wide": {"dim": 64, "vocab_size": 32, "model_type": "t2i"}, "narrow": {"vocab_size": 24}}
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 
@@ -130,6 +132,9 @@ def test_the_default_dtype_on_a_cpu_is_bf16_where_the_cpp_engine_runs_the_model(
     assert [dtype(wide), dtype(wide, "cpu"), dtype(wide, AutoEngine("int8"))] == [torch.bfloat16] * 3
     assert dtype(narrow) == dtype(wide, "eager") == torch.float32
     assert dtype(wide, AutoEngine(kv_cache="fp8")) == torch.float32
+    texts = [load_model(wide, device="cpu", dtype=kind, parts=("text",)).text for kind in ("auto", "bf16")]
+    assert [one.model.dtype for one in texts if isinstance(one, TextEncoder)] == [torch.float32] * 2
+    assert any("memory in bfloat16" in one.text for one in predicted(str(wide), None, 1, "cpu", "auto"))
     monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
     monkeypatch.setattr(library, "find_compiler", lambda: "g++")
     assert (dtype(wide), dtype(wide, "cpu")) == (torch.float32, torch.bfloat16)

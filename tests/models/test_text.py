@@ -95,6 +95,7 @@ def test_own_encoder_equals_transformers(
     assert type(ours.model).__module__ == "lantern.models.llamagen.t5" and ours.width == theirs.width == 24
     prompts = ["a red apple", "two cat and a zebra </s> <pad> dog", "blue " * 300, "a" * 500]
     wide = {slots: ours.encode(prompts, slots=slots)[0] for slots in (4, 40, 150)}
+    assert all(torch.equal(theirs.encode(prompts, slots=slots)[0], found) for slots, found in wide.items())
     monkeypatch.setattr(text_module, "WIDE", 0)
     for slots, batch in ((4, 1), (40, 1), (150, 3)):
         got, want = (one.encode(prompts, slots=slots, batch_size=batch) for one in (ours, theirs))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lantern.cli.main import main
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.eval.metrics import quality
 from lantern.eval.metrics.quality import Figure, Options
 from lantern.eval.protocols import generation, reproduce
@@ -83,6 +84,12 @@ def test_a_row_records_how_it_was_made_and_a_limit_makes_the_first_pictures(
     assert "row.json is a row of more than 2 images: give another --out" in one_line(capsys)
     assert run("--metrics", method="plain") == 2
     assert re.search("begun with config.method..*use another --out", one_line(capsys))
+
+
+def test_the_default_dtype_is_that_of_loading(place: Path, folder: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(CpuEngine, "narrows", lambda *_, **__: True)
+    asked = {"protocol": str(place / "three.json"), "prompts": place, "out": place / "out", "metrics": []}
+    assert reproduce.prepare(reproduce.TableRow(**asked, model=str(folder), device="cpu")).recipe.dtype == "bf16"
 
 
 def test_shards_give_the_row_of_a_run(place: Path, run: Run, monkeypatch: Patch, capsys: Capture) -> None:
