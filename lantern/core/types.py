@@ -277,6 +277,7 @@ class Target:
     output: Any
     training: Any  # whether dropout is on
     follows_masks: bool = True
+    amx: bool = False  # whether products in bf16 may use it
     make_uniforms: Callable[..., None] | None = None
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
