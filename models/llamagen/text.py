@@ -16,7 +16,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,7 +32,7 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header, write_text
 from lantern.core.process import quiet
 from lantern.core.types import Condition
-from lantern.core.weights import WeightCache, outside_modes
+from lantern.core.weights import WeightCache, left_out, outside_modes
 from lantern.models.llamagen import t5
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
@@ -225,6 +225,7 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
 
 
+_MEANS: WeightCache[dict[tuple[str, ...], Tensor]] = WeightCache(lambda _: {})  # of encoded names
 _WIDE: WeightCache[Any] = WeightCache(lambda model: copy.deepcopy(model).double())
 
 
@@ -342,8 +343,8 @@ class TextEncoder:
         The mask is true for words and the end token; where it is false, embeddings are zero.
         Long prompts are cut to `slots` tokens, the end token included. One prompt a pass keeps a prompt's embedding
         independent of its company, bit for bit; a larger `batch_size` is faster and agrees to rounding. On a CPU
-        `T5` with at most WIDE parameters computes in fp64, so that its result, rounded to fp32, does not depend on the
-        processor. A prompt of which cleaning leaves nothing is a ValueError.
+        `T5` with at most WIDE parameters, without hooks and adapters, computes in fp64, so that its result, rounded to
+        fp32, does not depend on the processor. A prompt of which cleaning leaves nothing is a ValueError.
         """
         if isinstance(prompts, str) or not prompts:
             raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
@@ -358,7 +359,7 @@ class TextEncoder:
         ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         rows, mask = [], mask.bool()
         model, dtype, size = self.model, self.model.dtype, sum(map(torch.numel, self.model.parameters()))
-        if isinstance(model, t5.T5) and model.device.type == "cpu" and size <= WIDE:
+        if isinstance(model, t5.T5) and model.device.type == "cpu" and size <= WIDE and left_out(model) is None:
             model, dtype = _WIDE.get(model), torch.float32
         with torch.no_grad():
             for some, valid in zip(ids.split(batch_size), mask.split(batch_size), strict=True):
@@ -427,7 +428,7 @@ class Names:
         unknown = [word for word in found if len(word[0]) > SHORT and word[0] not in self.words]
         if not unknown or any(word[0] in self._nouns for word in found):
             return prompt
-        cosines = (self._mean([" ".join(word[0] for word in unknown)]) @ self._means.T)[0]
+        cosines = (self._mean([" ".join(word[0] for word in unknown)]) @ self._means().T)[0]
         if cosines.max() < LEAST_COSINE:
             return prompt
         parts, end = [], 0
@@ -436,9 +437,11 @@ class Names:
             end = word.end()
         return " ".join("".join([*parts, prompt[end:]]).split())
 
-    @cached_property
     def _means(self) -> Float[Tensor, "n c"]:
-        return self._mean(self.names)
+        means = _MEANS.get(self.text.model)
+        if self.names not in means:
+            means[self.names] = self._mean(self.names)
+        return means[self.names]
 
     def _mean(self, texts: Sequence[str]) -> Float[Tensor, "n c"]:
         """Return the mean outputs of texts, of length 1."""
