@@ -9,6 +9,7 @@ Embeddings, norms and the caption projection are unchanged.
 """
 
 import copy
+import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -166,6 +167,7 @@ def _quiet() -> Iterator[None]:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SAMPLED = 16  # bytes of a tensor, spread over it
 KNOWN_LIBRARIES = {"lantern", "torch", "torchao", "transformers"}  # whose modules engines know
 
 # torch raises RuntimeError for all of these, so only the text identifies them
@@ -192,7 +194,8 @@ class WeakRefs(list["ref[Tensor]"]):
 
 
 def weights_of(module: Any) -> tuple[Any, ...]:
-    """Return a value that changes whenever a weight, a forward or its hooks do, a dtype or device, or a submodule.
+    """Return a value that changes whenever a weight does, a dtype or device, or a submodule, and that equals no other
+    if any of them `is_foreign`, whose results may change without its weights.
 
     Another tensor counts as a change where it has the memory of one that is gone. It is computed several times for
     every image, and `module.parameters()`, which wrappers of modules have to do with, takes more than twice as long;
@@ -209,15 +212,21 @@ def weights_of(module: Any) -> tuple[Any, ...]:
             if one._buffers:
                 kept = one._buffers.keys() - one._non_persistent_buffers_set
                 tensors += [b for name, b in one._buffers.items() if b is not None and name in kept]
-            found += [*one._forward_hooks, *one._forward_pre_hooks]
-            found += [type(one), id(vars(one).get("forward"))]  # not the forward itself, which may hold its module
+            found.append(object() if is_foreign(one) else type(one))
         refs = WeakRefs(map(ref, tensors))  # as long as they are held, no other tensor has such a reference
         return (*map(_state_of, tensors), *map(id, refs), *found, refs)
 
 
 def _state_of(parameter: Tensor) -> tuple[Any, ...]:
-    version = None if parameter.is_inference() else parameter._version  # tensors of inference mode count no versions
-    return parameter.data_ptr(), version, parameter.dtype, parameter.device
+    """Return what changes with a tensor: on a CPU with some of its bytes, since fused optimizers, and who writes to
+    `data`, as merged adapters are, count no versions. Nor do tensors of inference mode.
+    """
+    version, place = None if parameter.is_inference() else parameter._version, parameter.data_ptr()
+    state = (place, version, parameter.dtype, parameter.device)
+    if not place or not parameter.is_cpu or not parameter.is_contiguous():
+        return state
+    size = parameter.nbytes
+    return *state, (ctypes.c_char * size).from_address(place)[:: size // SAMPLED | 1]
 
 
 def left_out(module: Any) -> str | None:
@@ -225,11 +234,17 @@ def left_out(module: Any) -> str | None:
     a module of another library, such as an adapter.
     """
     for name, one in module.named_modules():
-        if one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one):
-            return f"{name or 'the model'} has a forward hook"
-        if (library := type(one).__module__.partition(".")[0]) not in KNOWN_LIBRARIES:
-            return f"{name or 'the model'} is a {type(one).__name__} of {library}"
+        if is_foreign(one):
+            library, name = type(one).__module__.partition(".")[0], name or "the model"
+            is_other = library not in KNOWN_LIBRARIES
+            return f"{name} is a {type(one).__name__} of {library}" if is_other else f"{name} has a forward hook"
     return None
+
+
+def is_foreign(one: nn.Module) -> bool:
+    """Return whether a module has a hook or a replaced forward, or is of another library."""
+    has_hooks = one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one)
+    return bool(has_hooks) or type(one).__module__.partition(".")[0] not in KNOWN_LIBRARIES
 
 
 class WeightCache(Generic[T]):

@@ -329,20 +329,21 @@ class PromptCache:
         weights = weights_of(original(target))
         if weights != self._weights:
             self._weights, self._prompts = weights, OrderedDict()
+        held = self._prompts  # which another thread may replace meanwhile
         kind = f"{type(target).__qualname__} {rows} {whole} {taps} {alone}"
         names = [_digest(condition, i, kind) for i in range(condition.batch)]
-        new = {name: i for i, name in enumerate(names) if name not in self._prompts}
+        new = {name: i for i, name in enumerate(names) if name not in held}
         size = 1 if alone else max(len(new), 1)
         for first in range(0, len(new), size):
             some = list(new)[first : first + size]
             found = target.read(condition.select([new[name] for name in some]), rows, whole=whole, taps=taps)
-            self._prompts |= {name: found.at(i) for i, name in enumerate(some)}
-        prompts = [self._prompts[name] for name in names]
+            held |= {name: found.at(i) for i, name in enumerate(some)}
+        prompts = [held[name] for name in names]
         for name in names:
-            self._prompts.move_to_end(name)
-        size = sum(prompt.nbytes for prompt in self._prompts.values())
-        while len(self._prompts) > self.limit or (size > self.limit_bytes and len(self._prompts) > len(set(names))):
-            size -= self._prompts.popitem(last=False)[1].nbytes
+            held.move_to_end(name)
+        size = sum(prompt.nbytes for prompt in held.values())
+        while len(held) > self.limit or (size > self.limit_bytes and len(held) > len(set(names))):
+            size -= held.popitem(last=False)[1].nbytes
         return replace(Prompt.joined(prompts), condition=condition)
 
 

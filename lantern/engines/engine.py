@@ -67,8 +67,9 @@ class Engine(ABC):
         return self.kv_cache == "fp8"
 
     def resolve(self, target: "Target") -> "Engine":
-        """Return the engine that runs this target: itself, unless it is `auto`."""
-        return self
+        """Return the engine that runs this target: itself, unless it is `auto`, or was chosen by it before a change."""
+        why_not = self.why_not(target, can_wait=False) if self.reason else None
+        return self if why_not is None else self.as_eager(why_not)
 
     @abstractmethod
     def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:

@@ -57,6 +57,7 @@ def choose_method(
     """
     if not isinstance(settings, Mapping | None):
         raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
+    model = replace(model)  # with an engine for the target as it is now
     spec, texts = (name, {}) if isinstance(name, Method) else split(name or model.generation.get("method", "auto"))
     method = spec if isinstance(spec, Method) else find(spec)
     if method.name == "auto":

@@ -157,7 +157,10 @@ def widened(model: Any) -> T5 | None:
 
 
 class Words:
-    """A `tokenizer.json` with the calls of a tokenizer of transformers that a text encoder makes."""
+    """A `tokenizer.json` with the calls of a tokenizer of transformers that a text encoder makes.
+
+    Calls change nothing of the tokenizer, so that several threads may make them.
+    """
 
     padding_side = "right"
 
@@ -165,6 +168,8 @@ class Words:
         from tokenizers import Tokenizer
 
         self.backend_tokenizer = Tokenizer.from_file(str(file))
+        self.backend_tokenizer.no_truncation()
+        self.backend_tokenizer.no_padding()
         self.pad, self.pad_id = pad, self.backend_tokenizer.token_to_id(pad)
         self.unk_token_id = None if unknown is None else self.backend_tokenizer.token_to_id(unknown)
 
@@ -178,12 +183,14 @@ class Words:
         """Return `input_ids` of a text, or tensors `input_ids` and `attention_mask` of texts in `max_length` slots."""
         tokenizer = self.backend_tokenizer
         if isinstance(text, str):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
             return {"input_ids": tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
-        tokenizer.enable_truncation(max_length)
-        tokenizer.enable_padding(length=max_length, pad_id=self.pad_id, pad_token=self.pad)
-        found = tokenizer.encode_batch(text, add_special_tokens=add_special_tokens)
+        left = max_length - add_special_tokens * tokenizer.num_special_tokens_to_add(False)
+        found = tokenizer.encode_batch(text, add_special_tokens=False)
+        for one in found:
+            one.truncate(left)
+        found = [tokenizer.post_process(one, None, add_special_tokens) for one in found]
+        for one in found:
+            one.pad(max_length, pad_id=self.pad_id, pad_token=self.pad)
         named = {"input_ids": [one.ids for one in found], "attention_mask": [one.attention_mask for one in found]}
         return {name: torch.tensor(rows) for name, rows in named.items()}
 

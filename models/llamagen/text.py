@@ -15,7 +15,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
@@ -224,6 +224,7 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {tokens}: they do not fit")
 
 
+_MEANS: WeightCache[dict[tuple[str, ...], Tensor]] = WeightCache(lambda _: {})  # of encoded names
 _WIDE: WeightCache[Any] = WeightCache(t5.widened)
 
 
@@ -429,7 +430,7 @@ class Names:
         unknown = [word for word in found if len(word[0]) > SHORT and word[0] not in self.words]
         if not unknown or any(word[0] in self._nouns for word in found):
             return prompt
-        cosines = (self._mean([" ".join(word[0] for word in unknown)]) @ self._means.T)[0]
+        cosines = (self._mean([" ".join(word[0] for word in unknown)]) @ self._means().T)[0]
         if cosines.max() < LEAST_COSINE:
             return prompt
         parts, end = [], 0
@@ -438,9 +439,11 @@ class Names:
             end = word.end()
         return " ".join("".join([*parts, prompt[end:]]).split())
 
-    @cached_property
     def _means(self) -> Float[Tensor, "n c"]:
-        return self._mean(self.names)
+        means = _MEANS.get(self.text.model)
+        if self.names not in means:
+            means[self.names] = self._mean(self.names)
+        return means[self.names]
 
     def _mean(self, texts: Sequence[str]) -> Float[Tensor, "n c"]:
         """Return the mean outputs of texts, of length 1."""

@@ -98,6 +98,24 @@ def test_a_prompt_that_another_engine_read_is_read_again() -> None:
     assert torch.equal(found[1], 2 * found[0]) and torch.equal(found[2], found[0])
 
 
+@torch.no_grad()
+def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_kept() -> None:
+    target, other, prompts, strength = tiny_target(), tiny_target(seed=1), PromptCache(), [1.0]
+    expected, others = prompts.read(target, CONDITION, 1).entries, other.read(CONDITION, 1).entries
+
+    class Slow(PreparedTarget):
+        def read(self, *args: Any, **how: Any) -> Prompt:
+            prompts.read(PreparedTarget(other), CONDITION, 1)  # as another thread does
+            return self.module.read(*args, **how)
+
+    Slow.__qualname__ = PreparedTarget.__qualname__
+    prompts.read(Slow(target), CONDITION, 1)
+    assert torch.equal(prompts.read(PreparedTarget(other), CONDITION, 1).entries, others)
+    target.cls_embedding.register_forward_hook(lambda *given: given[2].mul(strength[0]))
+    for strength[0] in (2.0, 1.0):
+        assert torch.equal(prompts.read(target, CONDITION, 1).entries, expected) == (strength[0] == 1)
+
+
 @one_thread()
 @torch.no_grad()
 def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

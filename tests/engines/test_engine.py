@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import ENGINES, MOST_WIDE, AutoEngine, EagerEngine, Engine, WideEngine, engine
-from lantern.generation.generator import Decoder, build_decoder
+from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
@@ -85,6 +86,7 @@ def test_wide_refuses_large_trees_and_graph_a_cpu(monkeypatch: pytest.MonkeyPatc
 CHANGES: dict[str, Callable[[Any], object]] = {
     "in-place": lambda target: target.layers[1].attention.wqkv.weight.add_(1.0),
     "load_state_dict": lambda target: target.load_state_dict(tiny_target(1).state_dict()),
+    "data": lambda target: target.layers[1].attention.wqkv.weight.data.add_(1.0),  # as adapters are merged
     "to": lambda target: target.to(torch.bfloat16),
     "parameter": lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.clone())),
     "same-memory": lambda target: setattr(target.output, "weight", torch.nn.Parameter(target.output.weight.data)),
@@ -107,6 +109,23 @@ def test_every_change_of_weights_is_noticed(change: str) -> None:
     assert sum(isinstance(state, tuple) for state in before) == len(list(target.parameters())) + 1  # and a buffer
     CHANGES[change](target)
     assert weights_of(target) != before
+    # what hooks do may change without weights
+    assert (weights_of(target) != weights_of(target)) == (change in ("hook", "forward"))
+
+
+def test_a_model_that_got_a_hook_runs_through_torch_if_its_engine_was_chosen(embedded: Model) -> None:
+    assert embedded.engine.reason
+    made: dict[str, Any] = {"method": "auto", "with_pixels": False, "callback": lambda step: step.index > 1}
+    expected = [picture.tokens for picture in generate(embedded, ["a cat"], **made)]
+    seen: list[int] = []
+    layers: Any = embedded.target.layers
+    hook = layers[0].register_forward_hook(lambda *_: seen.append(1))
+    try:
+        list(generate(embedded, ["a cat"], **made))
+        refused(generate, replace(embedded, engine=CpuEngine()), ["a cat"], match="has a forward hook")
+    finally:
+        hook.remove()
+    assert seen and torch.equal(*expected, *(picture.tokens for picture in generate(embedded, ["a cat"], **made)))
 
 
 def test_auto_takes_the_cpu_engine_if_its_library_is_built_else_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Prompts in words that the training captions never had are read as the nearest name."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_images_are_those_of_the_reading(embedded: Model) -> None:
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
+
+
+def test_means_of_names_follow_the_text_encoder_and_are_of_all_models_with_it(
+    embedded: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text: Any = copy.deepcopy(embedded.text)
+    counts, encode = list[int](), text.encode
+    monkeypatch.setattr(text, "encode", lambda texts, **how: counts.append(len(texts)) or encode(texts, **how))
+    for _ in range(2):  # as a pipeline makes a model for each call
+        assert replace(embedded, text=text).read("hound") == "dog"
+    assert counts == [1, 478, 1]
+    with torch.no_grad():
+        text.model.shared.weight.zero_()
+    assert replace(embedded, text=text).read("hound") != "dog" and counts[3:] == [1, 478]
 
 
 def test_names_need_their_list_and_that_of_words(copied: Path) -> None:

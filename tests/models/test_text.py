@@ -2,6 +2,7 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from lantern.models.llamagen import text as text_module
 from lantern.models.llamagen.text import TextEncoder, _repaired, clean_caption, without_markup
@@ -105,6 +107,46 @@ def test_own_encoder_equals_transformers(
         theirs.model.to(dtype)
         torch.testing.assert_close(wide[slots], expected.float(), rtol=1e-6, atol=1e-6)
     assert [ours.knows(text) for text in ("zebra", "dog")] == [theirs.knows(text) for text in ("zebra", "dog")]
+
+
+def test_hooks_and_adapters_of_an_encoder_take_effect(encoder: TextEncoder, tmp_path: Path) -> None:
+    class Scaled(nn.Linear):
+        scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    encoder.save_pretrained(tmp_path)
+    ours, seen = TextEncoder.load(tmp_path, dtype=torch.float32), list[torch.dtype]()
+    expected = ours.encode(["a red apple"], slots=8)[0]
+    dense = ours.model.encoder.block[0]["layer"][1]["DenseReluDense"]
+    inner = dense.wo.forward
+    dense.wo.forward = lambda x: seen.append(x.dtype) or inner(x)
+    torch.testing.assert_close(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-5, atol=1e-5)
+    del dense.wo.forward
+    assert seen == [torch.float32]
+    dense.wo.__class__ = Scaled
+    assert not torch.allclose(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-3)
+    dense.wo.scale = 1.0
+    torch.testing.assert_close(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_threads_share_a_tokenizer(encoder: TextEncoder, tmp_path: Path) -> None:
+    encoder.save_pretrained(tmp_path)
+    ours = TextEncoder.load(tmp_path, dtype=torch.float32)
+
+    def count(number: int) -> int:
+        if number % 2:
+            return ours.unread("red " * 8, 3)
+        return len(ours.tokenizer(["red " * (number % 9)], max_length=6)["input_ids"][0])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(count, range(4000))) == {6}
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_encoders_that_only_transformers_reads_are_loaded_by_it(encoder: TextEncoder, tmp_path: Path) -> None:

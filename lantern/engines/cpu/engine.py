@@ -27,6 +27,7 @@ from lantern.engines.cpu.target import (
     CpuTarget,
     PackedDrafterLayer,
     PackedLinear,
+    PortableTarget,
     check,
     check_widths,
     kind_of,
@@ -91,7 +92,7 @@ class CpuEngine(Engine):
         return f"{missing}: `lantern doctor --build` or `--engine cpu` builds it"
 
     def _prepare(self, target: Any) -> Target:
-        return CpuTarget(target, amx=self.amx)
+        return CpuTarget(target) if self.amx else PortableTarget(target)
 
     def prepare_part(self, module: Any) -> Any:
         """Return a drafter with packed layers, or LlamaGen's tokenizer with a packed decoder; others as they are."""

@@ -9,7 +9,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -227,16 +227,13 @@ _PASSES = {amx: WeightCache(partial(PackedPass, amx=amx)) for amx in (False, Tru
 
 
 class CpuTarget(PreparedTarget):
-    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch.
+    """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
 
-    Products in bf16 use AMX if the processor has it and with `amx`; their sums have another order then.
-    """
-
+    amx: ClassVar[bool] = True  # whether products in bf16 use it, if the processor has it, in another order
     make_uniforms = staticmethod(uniforms)
 
-    def __init__(self, module: Any, *, amx: bool = True) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__(module)
-        self.amx = amx
         self.refresh()
 
     def refresh(self) -> None:
@@ -342,6 +339,12 @@ class CpuTarget(PreparedTarget):
         return best
 
 
+class PortableTarget(CpuTarget):
+    """A target whose logits have the same bits on all processors."""
+
+    amx = False
+
+
 def check(target: Any) -> None:
     """Raise ValueError for a device, dtype, quantization or widths that `pass.cpp` does not support."""
     config = target.config
@@ -389,7 +392,9 @@ class WideGELU(nn.Module):
 
 
 def packed_captions(embedder: CaptionEmbedder, arena: Arena, amx: bool) -> CaptionEmbedder:
-    """Return the embedder of captions with packed linears."""
+    """Return the embedder of captions with packed linears; one that was given other layers as it is."""
+    if [type(part) for part in embedder.cap_proj] != [nn.Linear, nn.GELU, nn.Linear]:
+        return embedder
     fc1, _, fc2 = cast("Sequence[Any]", embedder.cap_proj)
     twin = copy.copy(embedder)
     packed = nn.Sequential(PackedLinear(fc1, arena, amx=amx), WideGELU(), PackedLinear(fc2, arena, amx=amx))

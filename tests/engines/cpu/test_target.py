@@ -21,6 +21,7 @@ from lantern.core.config import Weights
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, Target
 from lantern.core.weights import quantized
+from lantern.decoding.cache import PromptCache
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import EAGER, AutoEngine, EagerEngine
@@ -174,6 +175,21 @@ def test_the_engine_changes_neither_the_target_nor_the_tokens_and_prepares_the_o
     assert isinstance(once, CpuTarget) and isinstance(again, CpuTarget)
     assert again.module is target and again.program is once.program
     assert EAGER.prepare(once) is target
+
+
+@pytest.mark.parametrize("changed", [lambda _: nn.ReLU(), lambda gelu: nn.Sequential(gelu, nn.ReLU())])
+def test_captions_are_embedded_by_the_layers_that_there_are(changed: Callable[[nn.Module], nn.Module]) -> None:
+    target, captions = target_in(torch.float32, caption_dim=16), torch.ones(1, 2, 16)
+    embedder: Any = target.cls_embedding
+    embedder.cap_proj.gelu = changed(embedder.cap_proj.gelu)
+    torch.testing.assert_close(CpuTarget(target).cls_embedding(captions), embedder(captions))
+
+
+def test_prompts_that_amx_read_are_kept_apart() -> None:
+    target, prompts = target_in(torch.bfloat16), PromptCache()
+    for amx in (True, False):
+        prompts.read(CpuEngine(amx=amx).prepare(target), CONDITION, 1)
+    assert len(prompts) == 2 * CONDITION.batch
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
