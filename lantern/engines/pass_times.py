@@ -1,4 +1,4 @@
-"""T(n), the time of a target pass over n tokens: measured in less than a second, and remembered between processes.
+"""T(n), the time of a target pass over n tokens: measured in a second or two, and remembered between processes.
 
 A pass over n tokens costs little more than one over a single token where it waits for weights, and up to n times as
 much where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,8 @@ LARGE = 200_000_000  # parameters from which on only the first LEAST sizes are m
 PATIENCE = 5.0  # seconds after which times are taken as they are, certain or not
 WARM_PASSES = 3  # over each number of tokens: the first ones of the C++ engine use one thread (`ThreadPolicy`)
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
-CERTAIN = 1.06  # most width of the interval of a ratio T(n) / T(1)
+RUN = 0.025  # seconds of passes over one token; the later half of them counts
+CERTAIN = 1.1  # most width of the interval of a ratio T(n) / T(1)
 EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its tokens
 NOISE = 1.05  # most time of a pass, as a multiple of that of a pass over more tokens
 NEAR = 0.95  # least speed of a window, as a share of the fastest one's, at which it is chosen for being shorter
@@ -107,11 +108,12 @@ def measure(
     """Return T(n) of a prepared target, measured now with half of the image in the cache, and whether all are certain.
     `is_replayed`: of graphs.
 
-    Every pass over n tokens is between two over a single token, and only its ratio to their mean counts, since the load
-    by other programs changes: T(1) is the least time, T(n) that times the median ratio. Rounds over all sizes go on
-    until the order is certain: until the interval that holds the median with a probability of 95 % is as narrow as
-    CERTAIN for each size, at most for `patience` seconds. A size that is faster than a smaller one by more than NOISE
-    is left out.
+    Passes over n tokens are between runs of passes over a single one, and only the ratio to these at its time counts,
+    since the load by other programs changes: T(1) is the least time, T(n) that times the median ratio. A single pass
+    after larger ones takes up to twice as long as in plain decoding, until caches hold what they can of the weights.
+    Rounds over all sizes go on until the order is certain: until the interval that holds the median with a probability
+    of 95 % is as narrow as CERTAIN for each size, at most for `patience` seconds. A size that is faster than a smaller
+    one by more than NOISE is left out.
     """
     with on_device(target.tok_embeddings.weight.device):
         # they hold the memory that graphs read
@@ -140,18 +142,18 @@ def _measure(
     begun = time.perf_counter()
     is_large = device.type == "cpu" and sum(weight.numel() for weight in target.parameters()) >= LARGE
     sizes = [n for n in passes if n > 1][: LEAST - 1 if is_large else None]
-    singles, ratios = list[float](), {n: list[float]() for n in sizes}
+    singles, ratios = list[tuple[float, float]](), {n: list[float]() for n in sizes}  # when, and how long
     for rounds in count():
-        is_late = rounds >= LEAST_ROUNDS and time.perf_counter() - begun > patience
+        is_late = rounds > LEAST_ROUNDS and time.perf_counter() - begun > patience
         are_certain = all(map(is_certain, ratios.values()))
         if is_late or (rounds and are_certain):
             break
-        singles.append(_elapsed(passes[1], device))
-        for n in sizes:
-            seconds = _elapsed(passes[n], device)
-            singles.append(_elapsed(passes[1], device))
-            ratios[n].append(2 * seconds / (singles[-2] + singles[-1]))
-    least = min(singles)
+        timed = {n: (time.perf_counter(), _elapsed(passes[n], device)) for n in sizes}
+        singles.append((time.perf_counter(), _steady(passes[1], device)))
+        for n, (when, seconds) in timed.items() if rounds else ():
+            (begin, before), (end, after) = singles[-2:]
+            ratios[n].append(seconds / (before + (after - before) * (when - begin) / (end - begin)))
+    least = min(seconds for _, seconds in singles)
     times, largest = {1: least}, 1.0
     for n, values in ratios.items():
         if median(values) * NOISE >= largest:
@@ -166,6 +168,14 @@ def is_certain(values: Sequence[float]) -> bool:
         return False
     low, high = median_interval(values)
     return high <= CERTAIN * low
+
+
+def _steady(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time of a pass in the later half of a run of them."""
+    begun, times = time.perf_counter(), list[float]()
+    while not times or time.perf_counter() - begun < RUN:
+        times.append(_elapsed(run, device))
+    return median_low(times[len(times) // 2 :])
 
 
 def _elapsed(run: Callable[[], Any], device: torch.device) -> float:
