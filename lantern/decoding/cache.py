@@ -329,22 +329,23 @@ class PromptCache:
         weights = weights_of(original(target))
         if weights != self._weights:
             self._weights, self._prompts = weights, OrderedDict()
-        held = self._prompts  # which another thread may replace meanwhile
+        held = self._prompts  # which another thread may replace meanwhile, or take prompts from
         kind = f"{type(target).__qualname__} {rows} {whole} {taps} {alone}"
         names = [_digest(condition, i, kind) for i in range(condition.batch)]
-        new = {name: i for i, name in enumerate(names) if name not in held}
+        prompts = {name: prompt for name in names if (prompt := held.get(name)) is not None}
+        new = {name: i for i, name in enumerate(names) if name not in prompts}
         size = 1 if alone else max(len(new), 1)
         for first in range(0, len(new), size):
             some = list(new)[first : first + size]
             found = target.read(condition.select([new[name] for name in some]), rows, whole=whole, taps=taps)
-            held |= {name: found.at(i) for i, name in enumerate(some)}
-        prompts = [held[name] for name in names]
+            prompts |= {name: found.at(i) for i, name in enumerate(some)}
         for name in names:
-            held.move_to_end(name)
-        size = sum(prompt.nbytes for prompt in held.values())
+            held.pop(name, None)
+            held[name] = prompts[name]
+        size = sum(prompt.nbytes for prompt in list(held.values()))
         while len(held) > self.limit or (size > self.limit_bytes and len(held) > len(set(names))):
             size -= held.popitem(last=False)[1].nbytes
-        return replace(Prompt.joined(prompts), condition=condition)
+        return replace(Prompt.joined([prompts[name] for name in names]), condition=condition)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,22 @@ def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_k
         assert torch.equal(prompts.read(target, CONDITION, 1).entries, expected) == (strength[0] == 1)
 
 
+@torch.no_grad()
+def test_prompts_that_another_thread_drops_meanwhile_are_there() -> None:
+    target, prompts = tiny_target(), PromptCache(limit=2)
+    expected = target.read(CONDITION, 1).entries
+
+    class Slow(PreparedTarget):
+        def read(self, *args: Any, **how: Any) -> Prompt:
+            prompts.read(target, tiny_condition((3, 5), seed=1), 1)  # as another thread does
+            return self.module.read(*args, **how)
+
+    Slow.__qualname__ = type(target).__qualname__
+    prompts.read(target, select(CONDITION, [0]), 1)
+    torch.testing.assert_close(prompts.read(Slow(target), CONDITION, 1).entries, expected)
+    assert len(prompts) == 2
+
+
 @one_thread()
 @torch.no_grad()
 def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
