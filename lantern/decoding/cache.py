@@ -306,11 +306,10 @@ class PromptCache:
 
     def __init__(self, limit: int = 256, limit_bytes: int = 1 << 30) -> None:
         self.limit, self.limit_bytes = limit, limit_bytes
-        self._weights: tuple[Any, ...] = ()
-        self._prompts: OrderedDict[bytes, Prompt] = OrderedDict()
+        self._held: tuple[tuple[Any, ...], OrderedDict[bytes, Prompt]] = (), OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._held[1])
 
     def read(
         self,
@@ -326,10 +325,10 @@ class PromptCache:
 
         With `alone` the bits of a prompt do not depend on the others.
         """
-        weights = weights_of(original(target))
-        if weights != self._weights:
-            self._weights, self._prompts = weights, OrderedDict()
-        held = self._prompts  # which another thread may replace meanwhile, or take prompts from
+        weights, (of, held) = weights_of(original(target)), self._held
+        if weights != of:
+            held = OrderedDict()
+            self._held = weights, held  # which another thread may replace meanwhile, or take prompts from
         kind = f"{type(target).__qualname__} {rows} {whole} {taps} {alone}"
         names = [_digest(condition, i, kind) for i in range(condition.batch)]
         prompts = {name: prompt for name in names if (prompt := held.get(name)) is not None}
