@@ -225,7 +225,9 @@ def _state_of(parameter: Tensor) -> tuple[Any, ...]:
     state = (place, version, parameter.dtype, parameter.device)
     if not place or not parameter.is_cpu or not parameter.is_contiguous():
         return state
-    size = parameter.nbytes
+    size, storage = parameter.nbytes, parameter.untyped_storage()
+    if place + size > storage.data_ptr() + storage.nbytes():  # freed, as in sharded training
+        return state
     return *state, (ctypes.c_char * size).from_address(place)[:: size // SAMPLED | 1]
 
 

@@ -306,11 +306,10 @@ class PromptCache:
 
     def __init__(self, limit: int = 256, limit_bytes: int = 1 << 30) -> None:
         self.limit, self.limit_bytes = limit, limit_bytes
-        self._weights: tuple[Any, ...] = ()
-        self._prompts: OrderedDict[bytes, Prompt] = OrderedDict()
+        self._held: tuple[tuple[Any, ...], OrderedDict[bytes, Prompt]] = (), OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._held[1])
 
     def read(
         self,
@@ -326,25 +325,26 @@ class PromptCache:
 
         With `alone` the bits of a prompt do not depend on the others.
         """
-        weights = weights_of(original(target))
-        if weights != self._weights:
-            self._weights, self._prompts = weights, OrderedDict()
-        held = self._prompts  # which another thread may replace meanwhile
+        weights, (of, held) = weights_of(original(target)), self._held
+        if weights != of:
+            held = OrderedDict()
+            self._held = weights, held  # which another thread may replace meanwhile, or take prompts from
         kind = f"{type(target).__qualname__} {rows} {whole} {taps} {alone}"
         names = [_digest(condition, i, kind) for i in range(condition.batch)]
-        new = {name: i for i, name in enumerate(names) if name not in held}
+        prompts = {name: prompt for name in names if (prompt := held.get(name)) is not None}
+        new = {name: i for i, name in enumerate(names) if name not in prompts}
         size = 1 if alone else max(len(new), 1)
         for first in range(0, len(new), size):
             some = list(new)[first : first + size]
             found = target.read(condition.select([new[name] for name in some]), rows, whole=whole, taps=taps)
-            held |= {name: found.at(i) for i, name in enumerate(some)}
-        prompts = [held[name] for name in names]
+            prompts |= {name: found.at(i) for i, name in enumerate(some)}
         for name in names:
-            held.move_to_end(name)
-        size = sum(prompt.nbytes for prompt in held.values())
+            held.pop(name, None)
+            held[name] = prompts[name]
+        size = sum(prompt.nbytes for prompt in list(held.values()))
         while len(held) > self.limit or (size > self.limit_bytes and len(held) > len(set(names))):
             size -= held.popitem(last=False)[1].nbytes
-        return replace(Prompt.joined(prompts), condition=condition)
+        return replace(Prompt.joined([prompts[name] for name in names]), condition=condition)
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class T5(nn.Module):
 
 def widened(model: Any) -> T5 | None:
     """Return a copy in fp64 of an encoder of this kind, ours or of transformers; None for others, and for one with
-    hooks or quantized weights.
+    hooks or with quantized, parametrized or other layers.
     """
     if type(model).__name__ not in ("T5", "T5EncoderModel") or left_out(model) or weights_kind(model) != "full":
         return None
@@ -152,8 +152,8 @@ def widened(model: Any) -> T5 | None:
         return None
     with NoInitialisation():
         own = T5(T5Config(**{name: config[name] for name in T5Config.__dataclass_fields__})).double()
-    own.load_state_dict(model.state_dict(), strict=False)  # transformers names the embeddings twice
-    return own
+    found = own.load_state_dict(model.state_dict(), strict=False)  # transformers names the embeddings twice
+    return None if found.missing_keys else own
 
 
 class Words:

@@ -8,8 +8,8 @@ from weakref import ref
 import pytest
 import torch
 
-from lantern.core.types import Prompt
-from lantern.core.weights import PreparedTarget, read_in_passes
+from lantern.core.types import Condition, Prompt
+from lantern.core.weights import PreparedTarget, read_in_passes, weights_of
 from lantern.decoding.cache import CacheKind, PromptCache, StaticCache, prefill
 from lantern.models.llamagen.transformer import Transformer, word_scores
 from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
@@ -114,6 +114,43 @@ def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_k
     target.cls_embedding.register_forward_hook(lambda *given: given[2].mul(strength[0]))
     for strength[0] in (2.0, 1.0):
         assert torch.equal(prompts.read(target, CONDITION, 1).entries, expected) == (strength[0] == 1)
+
+
+@torch.no_grad()
+def test_prompts_that_another_thread_drops_meanwhile_are_there() -> None:
+    target, prompts = tiny_target(), PromptCache(limit=2)
+    expected = target.read(CONDITION, 1).entries
+
+    class Slow(PreparedTarget):
+        def read(self, *args: Any, **how: Any) -> Prompt:
+            prompts.read(target, tiny_condition((3, 5), seed=1), 1)  # as another thread does
+            return self.module.read(*args, **how)
+
+    Slow.__qualname__ = type(target).__qualname__
+    prompts.read(target, select(CONDITION, [0]), 1)
+    torch.testing.assert_close(prompts.read(Slow(target), CONDITION, 1).entries, expected)
+    assert len(prompts) == 2
+
+
+@torch.no_grad()
+def test_a_cache_that_another_thread_replaces_while_weights_are_compared_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, other, prompts = tiny_target(), tiny_target(seed=1), PromptCache()
+    waiting = list[Condition]()
+
+    class Weights(tuple[Any, ...]):
+        def __ne__(self, value: object) -> bool:
+            is_other = tuple.__ne__(self, value)
+            if waiting:
+                prompts.read(other, waiting.pop(), 1)  # as another thread does
+            return is_other
+
+    monkeypatch.setattr("lantern.decoding.cache.weights_of", lambda module: Weights(weights_of(module)))
+    prompts.read(target, CONDITION, 1)
+    waiting.append(CONDITION)
+    found = prompts.read(target, select(CONDITION, [0]), 1).entries
+    torch.testing.assert_close(found, target.read(select(CONDITION, [0]), 1).entries)
 
 
 @one_thread()

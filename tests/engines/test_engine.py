@@ -113,6 +113,14 @@ def test_every_change_of_weights_is_noticed(change: str) -> None:
     assert (weights_of(target) != weights_of(target)) == (change in ("hook", "forward"))
 
 
+def test_weights_whose_memory_was_freed_are_not_read() -> None:
+    linear = torch.nn.Linear(2, 4)
+    linear.weight = torch.nn.Parameter(torch.zeros(6, 2)[2:])
+    before = weights_of(linear)
+    linear.weight.untyped_storage().resize_(0)
+    assert weights_of(linear) != before
+
+
 def test_a_model_that_got_a_hook_runs_through_torch_if_its_engine_was_chosen(embedded: Model) -> None:
     assert embedded.engine.reason
     made: dict[str, Any] = {"method": "auto", "with_pixels": False, "callback": lambda step: step.index > 1}

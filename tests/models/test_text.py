@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lantern.models.llamagen import text as text_module
 from lantern.models.llamagen.text import TextEncoder, _repaired, clean_caption, without_markup
@@ -128,6 +129,9 @@ def test_hooks_and_adapters_of_an_encoder_take_effect(encoder: TextEncoder, tmp_
     dense.wo.__class__ = Scaled
     assert not torch.allclose(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-3)
     dense.wo.scale = 1.0
+    torch.testing.assert_close(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-5, atol=1e-5)
+    dense.wo.__class__ = nn.Linear
+    weight_norm(dense.wo)  # whose weight has another name
     torch.testing.assert_close(ours.encode(["a red apple"], slots=8)[0], expected, rtol=1e-5, atol=1e-5)
 
 

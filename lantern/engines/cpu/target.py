@@ -395,7 +395,9 @@ def packed_captions(embedder: CaptionEmbedder, arena: Arena, amx: bool) -> Capti
     """Return the embedder of captions with packed linears; one that was given other layers as it is."""
     if [type(part) for part in embedder.cap_proj] != [nn.Linear, nn.GELU, nn.Linear]:
         return embedder
-    fc1, _, fc2 = cast("Sequence[Any]", embedder.cap_proj)
+    fc1, gelu, fc2 = cast("Sequence[Any]", embedder.cap_proj)
+    if gelu.approximate != "tanh":
+        return embedder
     twin = copy.copy(embedder)
     packed = nn.Sequential(PackedLinear(fc1, arena, amx=amx), WideGELU(), PackedLinear(fc2, arena, amx=amx))
     twin._modules = {"cap_proj": packed}

@@ -177,7 +177,9 @@ def test_the_engine_changes_neither_the_target_nor_the_tokens_and_prepares_the_o
     assert EAGER.prepare(once) is target
 
 
-@pytest.mark.parametrize("changed", [lambda _: nn.ReLU(), lambda gelu: nn.Sequential(gelu, nn.ReLU())])
+@pytest.mark.parametrize(
+    "changed", [lambda _: nn.ReLU(), lambda _: nn.GELU(), lambda gelu: nn.Sequential(gelu, nn.ReLU())]
+)
 def test_captions_are_embedded_by_the_layers_that_there_are(changed: Callable[[nn.Module], nn.Module]) -> None:
     target, captions = target_in(torch.float32, caption_dim=16), torch.ones(1, 2, 16)
     embedder: Any = target.cls_embedding
