@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from lantern.cli.command import DONE, arg, command, existing, opt, run_command
+from lantern.cli.command import DONE, OneOf, arg, command, existing, opt, run_command
 from lantern.cli.options import MAX_SEED, MODEL
 from lantern.core.io import atomic_write
 from lantern.decoding.cache import prefill, read_tokens
-from lantern.training.features import decode, encode
+from lantern.training.features import decode, encode, picture_tokens
 from lantern.training.tokenizer import reconstruction
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def card(
     model: str = MODEL,
     images: int = opt(200, "images of each figure", 1, 10**5),
     seed: int = opt(0, "seed of noise and choices", 0, MAX_SEED),
+    dtype: str = opt("fp32", "of the target: fp32 or bf16", type=OneOf(("fp32", "bf16"))),
     sheet: Path = opt(Path("contact_sheet.png"), "file of the contact sheet"),
 ) -> int:
     """Print the figures of the embedded model's card as one JSON object, and write the contact sheet."""
@@ -42,7 +43,7 @@ def card(
     from lantern.models.folder import load_model
     from lantern.training.data import Prepared
 
-    loaded, prepared = load_model(model, dtype="fp32", parts=("vq", "text")), Prepared.open(data)
+    loaded, prepared = load_model(model, dtype=dtype, parts=("vq", "text")), Prepared.open(data)
     vq: Any = loaded.vq
     networks: dict[str, Any] = {"target": loaded.target, "vq": vq}
     every, order = prepared.images(), torch.Generator().manual_seed(seed)
@@ -54,7 +55,8 @@ def card(
     captions = {name: [max(r.captions, key=lambda one: one[1])[0] for r in some] for name, some in chosen.items()}
     made = [one.pixels for one in generate(loaded, captions["train"], seed=seed, method="plain", batch=32)]
     generated = torch.stack([torch.as_tensor(one) for one in made]).permute(0, 3, 1, 2)
-    tokens = {name: encode(vq, some, batch=BATCH) for name, some in pictures.items()}
+    known = picture_tokens(vq, prepared, vq_folder=Path(loaded.folder or "") / "vqvae", cache=data, unify=True)
+    tokens = {name: known[[r.image for r in some]].long() for name, some in chosen.items()}  # as training has them
     compared = {"generated": generated, "heldout": pictures["heldout"]}
     found = {
         **about(loaded),
