@@ -110,7 +110,7 @@ def measure(
 
     Passes over n tokens are between runs of passes over a single one, and only the ratio to these at its time counts,
     since the load by other programs changes: T(1) is the least time, T(n) that times the median ratio. A single pass
-    after larger ones takes up to twice as long as in plain decoding, until caches hold what they can of the weights.
+    after larger ones takes longer than in plain decoding, until caches hold what they can of the weights.
     Rounds over all sizes go on until the order is certain: until the interval that holds the median with a probability
     of 95 % is as narrow as CERTAIN for each size, at most for `patience` seconds. A size that is faster than a smaller
     one by more than NOISE is left out.

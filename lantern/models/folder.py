@@ -312,7 +312,8 @@ def load_model(
             f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
         )
     where, folder = pick_device(device), resolve_model(name)
-    kind, shown, chosen = pick_dtype(dtype, where, folder, engine), shown_name(name, folder), make_engine(engine)
+    chosen, shown = make_engine(engine), shown_name(name, folder)
+    kind = pick_dtype(dtype, where, folder, chosen)
     without = () if "drafter" in parts else (DRAFTER,)
     of_add_ons: dict[str, Any] = {"model_name": shown, "verify": verify, "without": without}
     if is_transformers_folder(folder):

@@ -145,6 +145,7 @@ def widened(model: Any) -> T5 | None:
     """Return a copy in fp64 of an encoder of this kind, ours or of transformers; None for others, and for one with
     hooks or with quantized, parametrized or other layers.
     """
+    # by name, since transformers is not imported for an encoder that needs none of it
     if type(model).__name__ not in ("T5", "T5EncoderModel") or left_out(model) or weights_kind(model) != "full":
         return None
     config = vars(model.config)

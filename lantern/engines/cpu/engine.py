@@ -68,7 +68,7 @@ class CpuEngine(Engine):
         return reason
 
     def narrows(self, config: Any, *, can_wait: bool = True) -> bool:
-        """Return whether this engine runs such a target: its passes in bf16 are faster on every processor."""
+        """Return whether this engine runs such a target: its passes are faster in bf16 than in fp32."""
         return self.refuses(config, can_wait=can_wait) is None
 
     def refuses(self, config: Any, *, can_wait: bool = True) -> str | None:
