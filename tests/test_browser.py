@@ -39,7 +39,7 @@ def address(model: Model) -> Iterator[str]:
 
 @pytest.fixture(params=[(DESKTOP, "light"), (PHONE, "light"), (PHONE, "dark")], ids=["desktop", "phone", "dark"])
 def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    from selenium import webdriver
+    from selenium import webdriver  # pyright: ignore[reportMissingImports]
 
     (width, height), scheme = request.param
     options = webdriver.ChromeOptions()
@@ -64,7 +64,7 @@ def fits(browser: Any) -> bool:
 
 
 def test_a_visitor_sees_an_image_makes_another_and_goes_back_through_its_steps(address: str, browser: Any) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
+    from selenium.webdriver.support.ui import WebDriverWait  # pyright: ignore[reportMissingImports]
 
     def read(selector: str, name: str) -> Any:
         return browser.execute_script(f"return document.querySelector({selector!r})?.{name}")
