@@ -321,6 +321,14 @@ class Noise:
             table.copy_(self._uniforms(*name))
         return self
 
+    def copy_image(self, place: int, other: "Noise", of: int) -> None:
+        """Take over the key of an image of another one, and its numbers in all tables that were made."""
+        self._keys[place] = other._keys[of]
+        for purpose, table in self._gumbel.items():
+            table[place].copy_(other._with_rows(purpose, None)[of])
+        for name, table in self._uniform.items():
+            table[place].copy_((other._uniform[name] if name in other._uniform else other._uniforms(*name))[of])
+
     @property
     def tables(self) -> list[Tensor]:
         """All tables that were made."""

@@ -508,6 +508,19 @@ def copy_all(values: list[Tensor], into: list[Tensor]) -> None:
         torch._foreach_copy_(new, old)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def flat(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return a tensor, or several, as a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+class ImageMemory(Protocol):
+    """Memory of the images of a batch."""
+
+    def copy_image(self, place: int, other: Any, of: int) -> None:
+        """Copy image `of` of another's memory of this kind, of another number of images, to a place of this batch."""
+        ...
+
+
 class Buffers:
     """Attributes in fixed memory: a tensor that is assigned is copied to the buffer of its name, shape and dtype.
 
@@ -533,6 +546,15 @@ class Buffers:
         memory = [self._of(name, value) for name, value in values.items()]
         copy_all(list(values.values()), memory)
         self.__dict__.update(zip(values, memory, strict=True))
+
+    def copy_image(self, place: int, other: "Buffers", of: int) -> None:
+        """Copy an image of those of a batch of another size to a place; tensors of one shape are not of images."""
+        for name, value in self.__dict__.items():
+            pairs = () if name == "_memory" else zip(flat(value), flat(other.__dict__[name]), strict=True)
+            for mine, its in pairs:
+                if mine.shape != its.shape:
+                    assert mine.shape[1:] == its.shape[1:], f"{name} has no image axis or did not settle"
+                    mine[place].copy_(its[of])
 
     def _hold(self, name: str, value: Tensor) -> Tensor:
         memory = self._of(name, value)
@@ -579,8 +601,8 @@ class Drafter(ABC):
     by `begin` where an engine may draft the trees of a generation itself. `window` is the drafter itself if it is a
     `JacobiDrafter` whose window an engine may shift itself, without calling `observe`.
 
-    Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers`: a graph that is replayed for a later
-    generation reads the same memory.
+    Tensors that `begin`, `observe` and `propose` replace are kept in `Buffers` (`held`): a graph that is replayed for a
+    later generation reads the same memory.
     """
 
     mode: DraftMode
@@ -593,10 +615,16 @@ class Drafter(ABC):
     reads_samples: bool = False
     plan: DraftPlan | None = None
     window: Any = None
+    held: Any = None
 
     @abstractmethod
     def begin(self, prompt: Prompt, noise: Noise) -> None:
         """Drop the state of the last generation and read the prompt of the next. Token 0 follows as the first step."""
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """What a round leaves to the next one: `held`, and a subclass's cache. Empty: images stay in their batch."""
+        return () if self.held is None else (self.held,)
 
     @abstractmethod
     def observe(self, step: Step) -> None:

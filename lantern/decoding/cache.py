@@ -120,6 +120,15 @@ class StaticCache:
             part._hold(memory, rows, first[rows])
         return made
 
+    def copy_image(self, place: int, other: "StaticCache", of: int) -> None:
+        """Copy keys, values and mask of an image of a cache of another number of images to a place."""
+        mine, its = (slice(i * self.rows, (i + 1) * self.rows) for i in (place, of))
+        self.buffer[:, mine].copy_(other.buffer[:, its])
+        self.first[mine].copy_(other.first[its])
+        self._ends[mine].copy_(other._ends[its])
+        if self._mask is not None and other._mask is not None:
+            self._mask.buffer[place].copy_(other._mask.buffer[of])
+
     def leave(self) -> None:
         """Copy this part of a joined cache to memory of its own."""
         self._hold(self.buffer.clone(), slice(None), self.first.clone())
@@ -265,22 +274,22 @@ class TreeMask:
     def __init__(self, cache: StaticCache, nodes: int, hides: bool) -> None:
         dtype, device = cache.dtype, cache.buffer.device
         size = (cache.images, cache.rows, nodes, cache.slots)
-        self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
+        self.buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
         self._tokens = torch.arange(cache.tokens, device=device)
         self.nodes, self.hides, self._prefix, self._first = nodes, hides, cache.prefix, cache.first_stage_slot
-        self._buffer[..., self._prefix : self._first] = 0.0
+        self.buffer[..., self._prefix : self._first] = 0.0
         self._last: Tensor | None = None
 
     def show(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"]) -> None:
         """Take over the values of a prompt's slots, as in `StaticCache.tree_mask`."""
-        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(self._buffer.dtype)
-        self._buffer[..., : self._prefix] = by_row(scores)
+        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(self.buffer.dtype)
+        self.buffer[..., : self._prefix] = by_row(scores)
 
     def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
         """Return the mask of n nodes, which see `lengths` committed tokens and `ancestors` among m stage slots."""
         nodes, width = ancestors.shape[-2:]
-        view, first = self._buffer[:, :, :nodes], self._first
+        view, first = self.buffer[:, :, :nodes], self._first
         if self.hides:
             tokens = view[..., self._prefix : first]
             is_known = (self._tokens < lengths[:, None])[:, None, None].expand_as(tokens)

@@ -8,7 +8,7 @@
 torch, for one generation or several, and engines replay whole rounds or run them in C++.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from lantern.core.types import (
     Drafter,
     DraftTree,
     Generation,
+    ImageMemory,
     Prompt,
     Rows,
     Sampler,
@@ -87,6 +88,8 @@ class State:
     tree: DraftTree
     step: Step
     end: int  # number of tokens up to the last one that is not given
+    kind: Hashable = None  # equal for generations whose images can be those of one batch
+    batch_of: "Callable[[int], State] | None" = None  # begins a batch of so many images of this generation's prompt
 
     def __init__(self, target: Target, sampling: Sampling, drafter: Drafter, verifier: Verifier) -> None:
         check_modes(drafter, verifier)
@@ -221,6 +224,11 @@ class State:
     def known(self) -> Int[Tensor, " b"]:
         """Number of decided tokens of each image."""
         return self.held.known
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """What a round leaves to the next one."""
+        return self.held, self.cache, self.noise, *self.drafter.memory
 
     @property
     def stage(self) -> int:

@@ -36,6 +36,10 @@ class StepSums:
         # Samples and log q of a window are large, and only the drafter reads them.
         self._entries.append((shape, replace(verdict, samples=None, log_q=None), start))
 
+    def forget(self) -> None:
+        """Drop what was recorded and not added."""
+        self._entries.clear()
+
     def add(self) -> None:
         """Add the recorded steps to the sums."""
         shapes = {id(shape): shape for shape, _, _ in self._entries}

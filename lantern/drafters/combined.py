@@ -1,5 +1,6 @@
 """Drafters made of two models or of two drafters: cascades with a smaller model, SAM with EAGLE-1."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
-from lantern.core.types import Buffers, DraftMode, DraftTree, Prompt, Step, Target
+from lantern.core.types import Buffers, DraftMode, DraftTree, ImageMemory, Prompt, Step, Target
 from lantern.core.weights import quantized
 from lantern.decoding.cache import PromptCache, prefill
 from lantern.drafters.base import ranking
@@ -50,6 +51,11 @@ class SmallModel:
         self.held.slots = torch.arange(self.stage, device=prompt.mask.device) + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prompt.mask), dtype=torch.long, device=prompt.mask.device)
         self._is_read = True
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """Its tensors, keys and values."""
+        return self.held, self.cache
 
     def take(self, step: Step) -> None:
         """Keep the committed tokens of a step for the next pass; of given tokens there are several steps before it."""
@@ -134,6 +140,11 @@ class SelfCascadeDrafter(TreeDrafter):
         super().begin(prompt, noise)
         self.small.begin(prompt, noise)
 
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """That of the small model."""
+        return self.small.memory
+
     def propose(self) -> DraftTree:
         """Read the committed tokens and grow the tree."""
         ranked, log_qs = [self.small.last], [self.small.read()]
@@ -198,6 +209,11 @@ class CascadeDrafter(TreeDrafter):
         self.held.depths = torch.arange(self.depth, device=device)
         self.held.sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
 
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """That of the inner drafter and of the small model."""
+        return *self.drafter.memory, *self.small.memory
+
     def propose(self) -> DraftTree:
         """Draft a chain, resample it with the small model, and return its tokens with their log q."""
         root, first = self.small.last, self.small.read()
@@ -246,6 +262,11 @@ class RouterDrafter(TreeDrafter):
         order = [self.choices.index(choice) for choice in ((), *self.tree.choices)]
         self.held.order = torch.tensor(order, device=prompt.mask.device)
         self.order = self.held.order
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """That of both drafters."""
+        return *self.eagle.memory, *self.sam.memory
 
     def propose(self) -> DraftTree:
         """Return both trees below the last committed token."""

@@ -4,6 +4,7 @@ Trees are of independent marginals: all nodes of one depth share a distribution 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
-from lantern.core.types import DraftPlan, DraftTree, Prompt, Step, Target
+from lantern.core.types import DraftPlan, DraftTree, ImageMemory, Prompt, Step, Target
 from lantern.drafters.base import Examples, NetworkDrafter, Prediction, Trainee, target_logits, token_embeddings
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import DepthPlan
@@ -427,6 +428,11 @@ class ParallelDrafter(MarginalDrafter):
             level = DepthPlan(self.tree.width, 0, order, outputs, outputs, torch.zeros(self.depth, 0, dtype=torch.bool))
             masks = self.module.masks[: self.depth - 1]
             self.plan = DraftPlan(self.module, self.cache, self.shape, (level,), order, self.held.depths, masks)
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """Its tensors, keys and values."""
+        return self.held, self.cache
 
     def observe(self, step: Step) -> None:
         """Keep the pairs of a step, which the next pass runs; of given tokens there are several steps before it."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose, Sampling
-from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape
+from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape, rows_at
 from lantern.drafters.base import ranking
 from lantern.drafters.trees import Choice, StaticTree
 
@@ -71,7 +71,6 @@ class JacobiDrafter(Drafter):
         """Read the prompt."""
         images, device = len(prompt.mask), prompt.mask.device
         self.nodes, self._taken = self.depth + 1, 0
-        self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         if self.init == "random":
             where = torch.arange(self.count, device=device).expand(images, -1)
@@ -115,7 +114,7 @@ class JacobiDrafter(Drafter):
             places = (self.held.known[:, None] + steps).clamp(max=self.count - 1)
             tokens = torch.where(is_new, self.held.random.gather(1, places), tokens)
         if log_q is not None:
-            self.held.log_q = self._initial_log_q(log_q[self.held.images, source], tokens, is_new)
+            self.held.log_q = self._initial_log_q(rows_at(log_q, source), tokens, is_new)
         root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])
         self.held.tokens = torch.cat([root, tokens[:, :-1]], 1)
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +165,7 @@ class Decoder:
     verifier: Verifier | None
     prompts: PromptCache | None = None
     engine: Engine = EAGER
+    anew: "Callable[[], Decoder] | None" = None  # builds it again
     _kept: State | None = None
 
     def begin(self, condition: Condition, *, is_joined: bool = False, **how: Any) -> State:
@@ -180,7 +181,15 @@ class Decoder:
         kind = CacheKind(self.engine.is_wide, self.engine.is_fp8, PROMPT_SLOTS if is_padded else 1)
         with on_device(self.target.tok_embeddings.weight.device):
             state = self._state(is_joined and not is_fused)
-            return begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
+            begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
+        if (anew := self.anew) is not None and is_joined and self.engine.captures and self.method.made.front is None:
+            state.kind = (
+                None if how.get("forced") is not None else (self.method.name, repr(self.method.settings), self.sampling)
+            )
+            state.batch_of = lambda images: anew().begin(
+                condition.select([0] * images), is_joined=True, keys=list(how["keys"]) * images
+            )
+        return state
 
     def generate(
         self, condition: Condition, *, callback: Callback | None = None, interval: float = 0.0, **how: Any
@@ -203,7 +212,7 @@ class Decoder:
         elif self.drafter is not None and self.verifier is not None:
             kind = CheckedState if may_look and self.method.made.has_foreign else State
             made = kind(self.target, self.sampling, self.drafter, self.verifier)
-        elif is_joined and not self.engine.captures:  # which replays each generation alone
+        elif is_joined:
             made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
         else:
             made = Plain(self.target, self.sampling)
@@ -242,10 +251,12 @@ def build_decoder(
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """
+    given = {"sampling": sampling, "add_ons": add_ons, "neighbours": neighbours, "codebook": codebook}
+    anew = partial(build_decoder, method, target, **given, prompts=prompts, engine=engine)
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
     if method.made.drafter is None:
-        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine)
+        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, anew)
     while True:
         prepared = engine.prepare(target)
         give = {
@@ -259,7 +270,7 @@ def build_decoder(
         check_modes(drafter, verifier)
         reason = engine.why_not(target, drafter)
         if reason is None:
-            return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine)
+            return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine, anew)
         if not engine.reason or engine.name == "eager":
             raise ValueError(f'method "{method.name}": {reason}')
         # The engine was chosen automatically and does not suit this drafter.

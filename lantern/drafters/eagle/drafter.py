@@ -6,6 +6,7 @@ head over frequent tokens.
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Noise
-from lantern.core.types import DraftPlan, DraftTree, Prompt, Step, Target, Traits, rows_at
+from lantern.core.types import DraftPlan, DraftTree, ImageMemory, Prompt, Step, Target, Traits, rows_at
 from lantern.decoding.statistics import Readback
 from lantern.drafters.base import NetworkDrafter
 from lantern.drafters.eagle.networks import Eagle
@@ -74,6 +75,11 @@ class EagleDrafter(NetworkDrafter):
         is_run = not is_other and self.may_be_run(EagleDrafter, Eagle)
         parts = (self.module, self.cache, self.shape, self.levels, self.order, self.log_q_rows)
         self.plan = DraftPlan(*parts) if is_run else None
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """Its tensors, keys and values."""
+        return self.held, self.cache
 
     @property
     def known(self) -> Int[Tensor, " b"]:
@@ -245,6 +251,11 @@ class GrowingDrafter(EagleDrafter):
         self.held.seen = torch.full((images, self.count + 1), PRIOR, dtype=torch.float32, device=device)
         self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
+
+    @property
+    def memory(self) -> Sequence[ImageMemory]:
+        """Its tensors, keys and values, and what the policy keeps."""
+        return *super().memory, self.policy.held
 
     def observe(self, step: Step) -> None:
         """Keep the committed tokens, and update the policy with what was accepted."""

@@ -105,22 +105,27 @@ class GraphEngine(Engine):
         return FixedPasses(module) if has_newlines else module
 
     def drive(self, states: "Sequence[State]", earlier: "Rounds | None" = None) -> "Rounds":
-        """Return what replays the rounds of one generation. Without a GPU, and of row fronts, which the host counts,
-        they run one operation at a time.
+        """Return what replays the rounds of one generation, or those of a wave for several. Without a GPU, and of row
+        fronts, which the host counts, they run one operation at a time.
         """
         import torch
 
         from lantern.decoding.row_front import RowFront
+        from lantern.decoding.wave import Wave, wave_of
 
+        if len(states) > 1 or isinstance(earlier, Wave):
+            return wave_of(states, earlier, lambda batch: self.drive([batch]))
         if len(states) == 1 and torch.cuda.is_available() and not isinstance(states[0], RowFront):
             from lantern.engines.cuda.graphs import GraphRounds
 
             return GraphRounds(states[0])
-        return super().drive(states, earlier)
+        return super().drive(states)
 
     def group(self, state: "State") -> Hashable:
-        """Return the generation itself: a replay of each is faster than a joined pass without a graph."""
-        return id(state)
+        """Return what generations have in common that one wave may hold: also their method and sampling."""
+        if state.kind is None or not state.drafter.memory:
+            return id(state)
+        return state.group, state.kind
 
     def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
         """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.types import Step, TreeShape, copy_all
+from lantern.core.types import Step, copy_all
 from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
+from lantern.decoding.wave import SETTLING_ROUNDS, mapped
 
 LOG = logging.getLogger("lantern")
 Made = TypeVar("Made")
 WARM_ROUNDS = 3  # of a generation before its capture: kernels are loaded when they first run
-SETTLING_ROUNDS = 2  # of later generations: the first ones observe fewer tokens than the rest
 MOST_GRAPHS = 128
 CAPTURING = threading.RLock()  # torch captures one graph at a time
 SHARE = 0.25  # of a device's memory that generations with graphs may hold
@@ -168,19 +168,12 @@ def copy_of(step: Step) -> Step:
     """
     old, new = list[Tensor](), list[Tensor]()
 
-    def place(value: Any) -> Any:
-        """Return a value with memory for its tensors."""
-        if isinstance(value, Tensor):
-            old.append(value)
-            new.append(torch.empty_like(value))
-            return new[-1]
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        if isinstance(value, TreeShape) and value.parents.ndim == 1:  # made once
-            return value
-        names = {field.name for field in dataclasses.fields(value)} - {"scores", "log_q", "samples"}
-        return dataclasses.replace(value, **{name: place(getattr(value, name)) for name in names})
+    def place(value: Tensor) -> Tensor:
+        """Return memory for a tensor."""
+        old.append(value)
+        new.append(torch.empty_like(value))
+        return new[-1]
 
-    made = place(step)
+    made = mapped(step, place)
     copy_all(old, new)
     return made

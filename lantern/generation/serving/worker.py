@@ -306,4 +306,8 @@ class Row:
         now(self.generator.model.device)  # steps that the device has not finished
         self.seconds["decode"] += time.perf_counter() - begun
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
-        return finish_batch(self.generator, [self.request], self.state.result(), **how)[0]
+        made = finish_batch(self.generator, [self.request], self.state.result(), **how)[0]
+        if together > 1 and self.generator.parts.engine.captures and made.statistics.promise == "tokens":
+            # products may round otherwise in each size of batch that it was in
+            return replace(made, statistics=replace(made.statistics, promise="distribution"))
+        return made

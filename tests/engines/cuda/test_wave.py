@@ -1,0 +1,118 @@
+"""Waves: a generation has the tokens and figures that it has alone, whenever it begins and whoever shares its batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Drafter, Generation, Target
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Joint, Rounds
+from lantern.decoding.wave import Wave
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EAGER
+from lantern.generation.generator import Decoder
+from lantern.methods import METHODS
+from tests.engines.cuda.claimed import Rehearsed
+from tests.tiny import select, wide_target
+from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
+
+TARGET = wide_target()
+SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=5)
+KEYS = [(9, 0), (9, 1), (4, 7), (2, 3), (5, 5), (8, 1)]
+# specmquant-paper's inner rounds are counted by the host
+NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
+FEW = ("plain", "eagle1", "lantern++", "gumbel-jacobi", "sjd", "medusa", "sam")
+
+
+@dataclass(frozen=True)
+class RehearsedWaves(GraphEngine):
+    """The engine `graph` with recordings for graphs, and passes by torch."""
+
+    def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> None:
+        return None
+
+    def _prepare(self, target: Any) -> Target:
+        return target
+
+    def prepare_part(self, module: Any) -> Any:
+        return module
+
+    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
+        is_one = len(states) == 1 and not isinstance(earlier, Wave)
+        return Rehearsed(states[0]) if is_one else super().drive(states, earlier)
+
+    def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
+        return False
+
+
+ENGINE = RehearsedWaves()
+
+
+def decoder(name: str, sampling: Sampling = SAMPLING, engine: Any = ENGINE) -> Decoder:
+    return tiny_decoder(small_method(name), TARGET, sampling, engine=engine)
+
+
+def begun(made: Decoder, i: int, **how: Any) -> State:
+    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]], is_joined=True, **how)
+
+
+def alone(name: str, i: int, sampling: Sampling = SAMPLING) -> Generation:
+    return decoder(name, sampling, EAGER).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
+def test_tokens_and_figures_are_those_of_the_generation_alone(name: str) -> None:
+    """One begins at every second step, often where another was; the second leaves unfinished."""
+    lots, decoders = Random(0), list[Decoder]()
+    joint, running, made, waves = Joint(ENGINE.group, ENGINE.drive), dict[int, State](), dict[int, Any](), set[Wave]()
+    for number in count():
+        if number % 2 == 0 and number // 2 < len(KEYS):
+            free = [one for one in decoders if one._kept not in running.values()]
+            decoders += [] if free else [decoder(name)]
+            running[number // 2] = begun((free or decoders)[-1], number // 2)
+        elif not running:
+            break
+        if number == 4:
+            del running[1]
+        joint.take(lots.sample(list(running.values()), len(running)))
+        waves |= {rounds for _, rounds in joint._groups.values() if isinstance(rounds, Wave)}
+        for i in [i for i, state in running.items() if state.is_done()]:
+            made[i] = running.pop(i).result()
+    assert sorted(made) == [0, 2, 3, 4, 5] and {2, 4} <= {wave.size for wave in waves}
+    for i, found in made.items():
+        expected = alone(name, i)
+        assert torch.equal(found.tokens, expected.tokens) and bool(found.is_finite.all())
+        if name != "plain":  # alone it counts its steps in another way
+            assert torch.equal(found.steps, expected.steps) and torch.equal(found.accepted, expected.accepted)
+        assert torch.allclose(found.total_variation, expected.total_variation, atol=1e-4)
+
+
+def test_a_wave_is_of_one_method_and_sampling_and_of_no_given_tokens() -> None:
+    given = torch.full((1, 16), -1)
+    given[:, 3] = 5
+    made = [decoder("eagle1"), decoder("eagle1"), decoder("eagle1", OTHER), decoder("medusa"), decoder("eagle1")]
+    states = [begun(one, i, forced=given if i == 4 else None) for i, one in enumerate(made)]
+    joint = Joint(ENGINE.group, ENGINE.drive)
+    joint.take(states)
+    assert [len(members) for members, _ in joint._groups.values()] == [2, 1, 1, 1]
+    assert ENGINE.group(begun(decoder("zipar"), 0)) != ENGINE.group(begun(decoder("zipar"), 0))
+
+
+def test_the_graph_of_a_wave_serves_later_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsed, "captured", 0)
+    decoders, captured = [decoder("gumbel-jacobi") for _ in range(3)], []
+    for turn in range(3):
+        joint = Joint(ENGINE.group, ENGINE.drive)
+        states = [begun(one, 2 * turn % 5 + i % 2) for i, one in enumerate(decoders)]
+        while not all(state.is_done() for state in states):
+            joint.take(states)
+        for i, state in enumerate(states):
+            assert torch.equal(state.result().tokens, alone("plain", 2 * turn % 5 + i % 2).tokens)
+        captured.append(Rehearsed.captured)
+    assert captured == [1, 1, 1]
