@@ -250,3 +250,6 @@ def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:
     (tmp_path / ".hidden.png").write_bytes(b"x")
     found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
     assert found == sorted(found) and len(found) == 6
+    for number, path in zip((10, 9), find_pictures(tmp_path / "b"), strict=True):  # as LANTERN's code names them
+        path.rename(path.with_name(f"prompt_{number}.png"))
+    assert [path.name for path in find_pictures(tmp_path / "b")] == ["prompt_9.png", "prompt_10.png"]
