@@ -370,7 +370,7 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
         header, *rows = [line.split("\t") for _, line in found] or [[]]
         column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
         if column is None:
-            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line, wanted tabs between columns")
+            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line, tabs between columns")
         found = [(place, (row[column:] or [""])[0].strip()) for (place, _), row in zip(found[1:], rows, strict=True)]
     else:
         found = [(place, line.strip()) for place, line in found]
