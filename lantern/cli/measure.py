@@ -41,7 +41,7 @@ PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoj
 
 BENCH_METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 LEADERBOARD_METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
-BENCH_PROMPTS_HELP = "prompts, a line each (or .json, .jsonl, .tsv, .csv; default assets/prompts/concepts.txt, shuffled)"
+BENCH_PROMPTS_HELP = "prompts, one a line (or .json, .jsonl, .tsv, .csv; default assets/prompts/concepts.txt, shuffled)"
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
