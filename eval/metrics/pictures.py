@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -103,9 +104,12 @@ def raw(pixels: np.ndarray) -> Tensor:
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the images of a folder and its subfolders, sorted by path; ValueError if there are none."""
+    """Return the images of a folder and its subfolders, sorted by path, where 2 is before 10; ValueError if there are
+    none.
+    """
     named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    found = sorted((path for path in named if not path.is_dir()), key=str)
+    files = (path for path in named if not path.is_dir())
+    found = sorted(files, key=lambda path: (re.sub("[0-9]+", lambda number: number[0].zfill(255), str(path)), path))
     if not found:
         raise ValueError(f"{folder} has no images, wanted files with suffix {', '.join(sorted(SUFFIXES))}")
     return found

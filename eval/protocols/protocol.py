@@ -127,6 +127,12 @@ class Protocol:
             raise ValueError(f"{self.name} has guidance for LlamaGen sizes {known}; {model.name} is {size}")
         return self._sampling(self.guidance_by_model[size])
 
+    @property
+    def resized(self) -> dict[str, Any]:
+        """The options of a measurement by which images are resized."""
+        text = "" if self.resize == "none" else f"{self.resize} to {self.evaluated_size}"
+        return {"before": resizing(self.resize, self.evaluated_size), "resized": text}
+
     def check_model(self, model: Model) -> None:
         """Raise ValueError for a model that does not fit the protocol."""
         if model.takes_prompts != (self.prompts is not None):

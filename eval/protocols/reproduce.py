@@ -25,7 +25,7 @@ from lantern.engines.engine import AutoEngine, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.eval.metrics import quality
 from lantern.eval.protocols.generation import Entry, Shard, Shield, finished, picture_path, produce
-from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, resizing
+from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import RayJob, produce_on_ray
 from lantern.eval.speed.surroundings import file_hashes, surroundings
 from lantern.generation.choice import choose_method
@@ -112,8 +112,7 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     options = quality.Options(
         reference_name=protocol.reference.name if protocol.reference else "",
         prompts_name=protocol.prompts.file if protocol.prompts else "",
-        before=resizing(protocol.resize, protocol.evaluated_size),
-        resized="" if protocol.resize == "none" else f"{protocol.resize} to {protocol.evaluated_size}",
+        **protocol.resized,
         device=torch.device(task.recipe.device),
         is_quiet=row.is_quiet,
     )

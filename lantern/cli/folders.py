@@ -175,6 +175,9 @@ def assemble(
 
     # whatever can be refused is refused before anything is written
     folders = {part: path for part, given in vars(components).items() if (path := given or out / part).exists()}
+    for path in (path for part, path in folders.items() if part in ("transformer", "vqvae", "drafter")):
+        if path.is_file() or "hidden_size" in read_config(path):
+            raise ValueError(f"{path} is a released checkpoint, wanted a component: make it with lantern convert")
     generation = (model_folder.read_index(out).get("generation") or {}) | defaults.given()
     model = _tried(folders, out, generation)
     records = None if data is None else Prepared.open(data).records

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 STDOUT = Path("-")
-PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin"
+PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv, .csv); - is stdin"
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"

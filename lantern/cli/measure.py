@@ -41,7 +41,7 @@ PROTOCOLS = "coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoj
 
 BENCH_METHODS_HELP = 'such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default'
 LEADERBOARD_METHODS_HELP = 'such as eagle1 "lantern:k=10/100,delta=0.1" (default: all)'
-BENCH_PROMPTS_HELP = "prompts, one per line (or .json, .jsonl, .tsv; default assets/prompts/concepts.txt, shuffled)"
+BENCH_PROMPTS_HELP = "prompts, one a line (or .json, .jsonl, .tsv, .csv; default assets/prompts/concepts.txt, shuffled)"
 DRAFTER_HELP = 'methods to measure, such as eagle1 (default), parallelspec or "lantern++:drafts=parallelspec"'
 VARIANTS_HELP = "eager, cpu or graph, alone or with +int8, +int4 or +fp8 (default: those of --baseline, else all)"
 BENCH_BASELINE_HELP = "how plain decoding runs beside --variants; the fastest is the baseline (default: in all ways)"
@@ -242,6 +242,7 @@ def evaluate(
     reference: Path | None = opt(None, "real images, a folder of `lantern train data`, or statistics", type=existing),
     metrics: list[str] | None = opt(None, f"metrics: {', '.join(METRICS)}; default kid fid", metavar="METRIC"),
     prompts: str | None = opt(None, "a prompt an image, in order of names (default: in the files)", metavar="FILE"),
+    protocol: str | None = opt(None, f"resize all images first as {PROTOCOLS} do", metavar="NAME"),
     weights: list[tuple[str, Path]] = opt([], NETWORKS_HELP, type=named(Path, names=WEIGHTS)),
     cache: Path | None = opt(None, "folder of weights (default: $LANTERN_CACHE)", metavar="FOLDER"),
     seed: int = opt(0, "seed of the intervals (default 0)", 0, MAX_SEED),
@@ -274,6 +275,7 @@ def evaluate(
         figures = {figure.name: figure}
     else:
         from lantern.eval.metrics.pictures import find_pictures
+        from lantern.eval.protocols.protocol import load_protocol
         from lantern.generation.requests import read_prompts
 
         options = Options(
@@ -284,6 +286,7 @@ def evaluate(
             device=device,
             moments=keep_moments,
             is_quiet=machine.quiet,
+            **(load_protocol(protocol).resized if protocol else {}),
         )
         paths = [path for one in pictures for path in (find_pictures(one) if one.is_dir() else [one])]
         texts = read_prompts(prompts) if prompts else None

@@ -220,6 +220,8 @@ def resolve_model(name: str | Path, **hub: Any) -> Path:
             return Path(name)
     except OSError as error:
         raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
+    if os.path.isfile(name):
+        raise ValueError(f"model {str(name)[:80]!r} is a file, wanted a folder: see lantern convert --help")
     if re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", str(name)):
         return _download(str(name), hub)
     hint = hint_for(str(name), [EMBEDDED_MODEL])

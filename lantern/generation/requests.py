@@ -350,9 +350,9 @@ def _level_of_caller() -> int:
 def read_prompts(path: str, *, ending: str = "") -> list[str]:
     """Read a prompt file, or standard input for "-"; blank lines and comments (#) are skipped, prompts are checked.
 
-    .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv has a
-    header with such a column. Any other file holds one prompt per line. `ending` is that of the form, by default the
-    file's own. ValueError names the file and the line.
+    .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv and .csv
+    have a header with such a column, and tabs between columns. Any other file holds one prompt per line. `ending` is
+    that of the form, by default the file's own. ValueError names the file and the line.
     """
     name, ending = "standard input" if path == "-" else path, ending or Path(path).suffix.lower()
     text = _read(path, name)
@@ -366,11 +366,11 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
         found = [(f"entry {i}", value) for i, value in enumerate(values, start=1)]
     elif ending == ".jsonl":
         found = [(place, _parsed(line, f"{name}, {place}")) for place, line in found]
-    elif ending == ".tsv":
+    elif ending in (".tsv", ".csv"):  # LlamaGen's .csv has tabs too
         header, *rows = [line.split("\t") for _, line in found] or [[]]
         column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
         if column is None:
-            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
+            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line, tabs between columns")
         found = [(place, (row[column:] or [""])[0].strip()) for (place, _), row in zip(found[1:], rows, strict=True)]
     else:
         found = [(place, line.strip()) for place, line in found]

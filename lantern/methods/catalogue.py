@@ -120,7 +120,7 @@ PASSES = "passes of the small model per step of the target; 0 is until all token
 
 def tree_of(name: str) -> Any:
     """The option of a tree: a static tree's name, or eagle2_NODES_WIDTH_DEPTH."""
-    return opt(name, help="draft tree, such as grown_8_2, naive_extend_57 or chain_5")
+    return opt(name, help="draft tree, such as grown_8_2, naive_extend_57 or its nodes, '0 1 0.0'")
 
 
 TREE = tree_of("grown_8_2")

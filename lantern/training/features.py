@@ -138,8 +138,8 @@ def number_classes(prepared: Prepared) -> Conditions:
 def encode_captions(encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int) -> Conditions:
     """Encode every distinct caption once on the training device, cached in a file; cut at `slots` tokens.
 
-    Captions of which cleaning leaves nothing, such as names of files, have no features: a warning counts them.
-    ValueError if no other is left.
+    Captions of which cleaning leaves nothing, such as names of files, have no features. Warnings count these, and those
+    that fill all slots. ValueError if none has features.
     """
     texts = sorted({text for record in prepared.records for text, _ in record.captions})
 
@@ -162,6 +162,9 @@ def encode_captions(encoder: TextEncoder, prepared: Prepared, path: Path, *, slo
         if not index:
             raise ValueError(f"{prepared.folder}: {line}: wanted words that the text encoder reads")
         print(f"warning: {line}: images without another one are left out", file=sys.stderr)
+    if full := int(mask.all(1).sum()):
+        line = f"{full} of {len(texts)} captions fill all {slots} slots; longer ones are cut: raise slots in the config"
+        print(f"warning: {line}", file=sys.stderr)
     return Conditions(index, tensors["features"], mask)
 
 

@@ -104,7 +104,7 @@ def test_a_signed_drafter_refuses_another_target(
     assert (out / "transformer" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size"])
+@pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size", "released", "file"])
 def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
     tmp_path: Path, copied: Path, components: dict[str, Path], capsys: Capture, damage: str
 ) -> None:
@@ -117,6 +117,10 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
         path.write_bytes(path.read_bytes()[:-1])
     elif damage == "tokenizer":
         (path := copied / "tokenizer" / "tokenizer.json").write_text("{")
+    elif damage in ("released", "file"):
+        write_json((path := components["drafter"]) / "config.json", {"hidden_size": 32})
+        given |= {"drafter": path / "model.safetensors"} if damage == "file" else {}
+        message = "is a released checkpoint, wanted a component: make it with lantern convert"
     elif damage == "size":
         drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
         save_component(drafter.state_dict(), drafter.config, path := components["drafter"])

@@ -129,6 +129,7 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
         "p.json": '["a red apple", {"prompt": "blue cat"}]',
         "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
         "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
+        "p.csv": "Prompt\na red apple\nblue cat\n",
     }
     grids = []
     for name, text in forms.items():

@@ -167,6 +167,7 @@ OF_GENERATE = {
     "--method lantern:delta=0.2": "wanted lantern: its settings are options, such as --delta=0.2",
     "--method nosuch": "'nosuch', wanted a method that `lantern methods` lists",
     "--model lantern-emojy": "did you mean",
+    "--model here/none": "is a file, wanted a folder: see lantern convert --help",
     "--model /nowhere": "neither a folder nor a hub id",
     "--model .": "is not a model",
 }

@@ -46,7 +46,7 @@ def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
 
 @pytest.mark.parametrize("name", ["mc_sim_7b_36", "chain_0", "chain_100", "grown_1000_3", "spine_4_1000_2"])
 def test_unknown_names_are_refused_with_those_that_are_known(name: str) -> None:
-    line = refused(named, name, match="wanted one of mc_sim_7b_63, .* S, D and a chain's N from 1 to 99")
+    line = refused(named, name, match=r"wanted one of mc_sim_7b_63, .* N from 1 to 99\), nodes such as '0 1 0.0'")
     assert ("did you mean 'mc_sim_7b_63'" in line) == (name == "mc_sim_7b_36")
 
 

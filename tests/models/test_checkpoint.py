@@ -165,6 +165,7 @@ def _without(name: str) -> dict[str, Tensor]:
         (C2I | {"norm.weight": torch.full((64,), torch.nan)}, "'norm.weight' holds NaN"),
         (C2I | {"tok_embeddings.weight": torch.ones(3)}, "'tok_embeddings.weight' has shape"),
         ({"w": torch.ones(1)}, "is no LlamaGen transformer"),
+        ({"encoder.block.0.layer.0.SelfAttention.k.weight": torch.ones(1)}, "is no LlamaGen transformer"),  # T5
         ({"model": [1, 2]}, "'model' is a list, wanted a tensor"),
         ([1, 2], "holds a list"),
         ({3: torch.ones(1)}, "'3' is a Tensor"),
@@ -281,3 +282,6 @@ def test_error_names_what_a_folder_lacks(tmp_path: Path) -> None:
     refused(read_checkpoint, tmp_path, match="config.json")
     (tmp_path / "config.json").write_text("{}")
     refused(read_checkpoint, tmp_path, match="neither model.safetensors nor pytorch_model.bin")
+    (tmp_path / "config.json").unlink()
+    save_file(released_drafter(), tmp_path / "model.safetensors")  # as accelerate saves a training's state
+    assert read_checkpoint(tmp_path, config=CONFIG | {"input_type": "t2i"}).config["n_head"] == 4

@@ -93,7 +93,7 @@ def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) ->
 
 
 def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path, capsys: Capture) -> None:
-    texts = [("a red apple", "download.jpg"), ("download.jpg",), ("a cat",)]
+    texts = [("a red apple on a wide table", "download.jpg"), ("download.jpg",), ("a cat",)]
     captions = [tuple((text, 1 / len(some)) for text in some) for some in texts]
     records = [Record(i, some, "plain", (), "", "train") for i, some in enumerate(captions)]
 
@@ -103,8 +103,10 @@ def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path,
     for _ in range(2):  # encoded, and read from the cache
         kept = conditions(records, "all.safetensors").readable(records)
         found = {one.image: [text for text, _ in one.captions] for one in kept}
-        assert found == {0: ["a red apple"], 2: ["a cat"]}
-        assert "warning: 1 of 3 captions are empty once cleaned, such as 'download.jpg'" in capsys.readouterr().err
+        assert found == {0: [texts[0][0]], 2: ["a cat"]}
+        warned = capsys.readouterr().err
+        assert "warning: 1 of 3 captions are empty once cleaned, such as 'download.jpg'" in warned
+        assert "warning: 1 of 3 captions fill all 6 slots; longer ones are cut: raise slots" in warned
     assert "1 of 1 captions are empty once cleaned" in refused(conditions, records[1:2], "none.safetensors")
 
 

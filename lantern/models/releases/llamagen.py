@@ -71,12 +71,14 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a released file, or a folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
 
-    `config` and `block_size` (tokens per picture) complete and override what the file records. Raises ValueError, one
+    `config` and `block_size` (tokens per picture) complete and override what the file records; with `config` a folder
+    needs no `config.json`. Raises ValueError, one
     line with the file's name, for anything that does not fit.
     """
     path = Path(path)
     try:
-        beside = _reference_config(read_json_object(path / "config.json")) if path.is_dir() else {}
+        is_read = path.is_dir() and not (config and not (path / "config.json").exists())
+        beside = _reference_config(read_json_object(path / "config.json")) if is_read else {}
         files = weight_files(path) if path.is_dir() else [path]
         raw = {name: value for file in files for name, value in read_weights(file).items()}
         known = _from_arguments(raw.get("args")) | beside | _reference_config(config or {})
@@ -97,7 +99,7 @@ def recognise(state: Mapping[str, Tensor]) -> Kind:
     """Return the kind of a state dict, from its tensor names. ValueError for tensors of another architecture."""
     if "fc.weight" in state and any(name.startswith("layers.0.") for name in state):
         return "drafter"
-    if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):
+    if any(name.startswith(("encoder.conv", "decoder.conv", "quantize.")) for name in state):
         return "vq"
     names = {name.removeprefix("model.") for name in state}
     if "cls_embedding.embedding_table.weight" in names:

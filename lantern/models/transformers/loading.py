@@ -72,7 +72,8 @@ def family_of(folder: Path) -> Family:
         return FAMILIES[kind]
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
-    raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
+    wanted = f"{', '.join(FAMILIES)}; lantern convert reads LlamaGen's and LANTERN's checkpoints"
+    raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {wanted}")
 
 
 def causal_class(config: Mapping[str, Any]) -> str:

@@ -94,6 +94,17 @@ def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path, capsys: C
     assert "psnr                     inf " in table and json.loads(shown)["figures"]["psnr"]["value"] is None
 
 
+def test_pictures_are_resized_as_a_protocol_does(tmp_path: Path, capsys: Capture) -> None:
+    save_pictures(tmp_path / "a", 1)
+    save_pictures(tmp_path / "b", 1, seed=1)
+    with Image.open(tmp_path / "b" / "000.png") as image:
+        image.resize((64, 32)).save(tmp_path / "b" / "000.png")
+    how = (tmp_path / "a", "--reference", tmp_path / "b", "--metrics", "psnr", "--json")
+    assert run(*how) == 2 and "wanted pairs of the same size" in capsys.readouterr().err
+    assert run(*how, "--protocol", "coco2017-5k-longest") == 0
+    assert "crop-lanczos to 256" in capsys.readouterr().out
+
+
 def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
     paths = save_pictures(tmp_path / "a", 40)
     save_pictures(tmp_path / "b", 30, seed=1)
@@ -250,3 +261,6 @@ def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:
     (tmp_path / ".hidden.png").write_bytes(b"x")
     found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
     assert found == sorted(found) and len(found) == 6
+    for number, path in zip((10, 9), find_pictures(tmp_path / "b"), strict=True):  # as LANTERN's code names them
+        path.rename(path.with_name(f"prompt_{number}.png"))
+    assert [path.name for path in find_pictures(tmp_path / "b")] == ["prompt_9.png", "prompt_10.png"]
