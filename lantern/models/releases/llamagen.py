@@ -72,8 +72,7 @@ def read_checkpoint(
     """Read a released file, or a folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
 
     `config` and `block_size` (tokens per picture) complete and override what the file records; with `config` a folder
-    needs no `config.json`. Raises ValueError, one
-    line with the file's name, for anything that does not fit.
+    needs no `config.json`. Raises ValueError, one line with the file's name, for anything that does not fit.
     """
     path = Path(path)
     try:
