@@ -1,5 +1,6 @@
 """Small targets whose passes run by kernels of each kind: on a GPU if there is one, else in Triton's interpreter."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Raster, Step
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Joint
 from lantern.drafters.eagle.networks import Eagle
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.llama import LlamaTarget
@@ -98,6 +101,16 @@ def decoder_of(
 def generated(kind: str, decoder: Decoder, images: int = 1, **how: Any) -> Generation:
     condition = KINDS[kind].condition.select(list(range(images)))
     return decoder.generate(condition, keys=KEYS[:images], **how)
+
+
+def joined(decoders: Sequence[Decoder], condition: Condition, keys: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Return the tokens of each image by a decoder of its own, each begun a step after the one before."""
+    joint, states = Joint(decoders[0].engine.group, decoders[0].engine.drive), list[State]()
+    while len(states) < len(keys) or not all(state.is_done() for state in states):
+        for i in range(len(states), min(len(states) + 1, len(keys))):
+            states.append(decoders[i].begin(condition.select([i]), keys=[keys[i]], is_joined=True))
+        joint.take([state for state in states if not state.is_done()] or states)
+    return [state.result().tokens for state in states]
 
 
 def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, list[Tensor]]:

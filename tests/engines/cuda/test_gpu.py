@@ -71,6 +71,17 @@ def test_a_graph_gives_the_tokens_of_its_rounds(name: str, weights: Weights, mon
         assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds
 
 
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
+def test_images_that_share_a_wave_have_their_own_tokens_in_fp32(name: str) -> None:
+    from tests.engines.cuda.kinds import joined
+
+    target = target_in(torch.float32)
+    made = joined([decoder_of(name, target) for _ in KEYS], CONDITION, KEYS)
+    for i, tokens in enumerate(made):
+        alone = decoder_of(name, target, engine=EAGER).generate(CONDITION.select([i]), keys=KEYS[i : i + 1])
+        assert torch.equal(tokens, alone.tokens)
+
+
 def test_plain_steps_do_not_wait_for_the_device() -> None:
     decoder = decoder_of("plain", target_in())
     expected = decoder.generate(CONDITION, keys=KEYS).tokens

@@ -26,10 +26,12 @@ from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.target import KernelTarget
 from tests.engines.cuda.kinds import (
     DEVICE,
+    KEYS,
     KINDS,
     TOKENS,
     decoder_of,
     generated,
+    joined,
     llama_in,
     scored,
     target_in,
@@ -325,3 +327,14 @@ def test_large_passes_and_other_modules_are_left_to_torch() -> None:
         assert torch.equal(made.logits(features, target), of.logits(features, target))
     other = torch.nn.Linear(2, 2)
     assert fused_eagle(other) is other
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_that_share_a_wave_have_their_own_tokens(kind: str) -> None:
+    target, condition = target_of(kind, torch.float32), KINDS[kind].condition
+    decoders = [decoder_of(kind, "gumbel-jacobi", target, Sampling(guidance=3.0)) for _ in range(4)]
+    found = joined(decoders[:2], condition, KEYS)
+    for i, tokens in enumerate(found):
+        assert torch.equal(tokens, decoders[2 + i].generate(condition.select([i]), keys=KEYS[i : i + 1]).tokens)
