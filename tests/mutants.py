@@ -675,6 +675,18 @@ engines/cuda/walk.py: engines/cuda/test_walk.py
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 + tl.store(NEXT + image, tl.load(SAMPLED + image * nodes))
 
+engines/cuda/relax.py: engines/cuda/test_relax.py
+- (TOKEN_COUNT - 1 - at)
++ at
+- tl.floor(left * tl.maximum(kept, 0.0))
++ tl.floor(left * tl.minimum(kept, 0.0))
+- cut = tl.minimum(total * scale
++ cut = tl.minimum(total
+
+engines/cuda/target.py: engines/cuda/test_relax.py
+- return verifier.complete(verdict, tree, rows, relaxed)
++ return verdict
+
 engines/cuda/walk.py: engines/cuda/test_claimed.py
 - scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
 + scratch = torch.empty(images, 3, size, dtype=torch.float32)

@@ -31,15 +31,18 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import is_interpreted, kernel, least_of, ordered, scores_of
+from lantern.engines.cuda.kernels import is_interpreted, kernel, least_of, ordered, scores_of, spaced
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, LanternPP
+from lantern.verifiers.relaxed import RelaxedVerifier
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
 MOST_TOKENS = 16384
 RULES = (type(None), Lantern, LanternPP)  # relaxations; a subclass may judge otherwise
+MOVES = (Bounded, Mixture)  # relaxations of distributions
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
 
@@ -374,17 +377,21 @@ def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
     """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by LANTERN or LANTERN++.
 
     Rejection needs logits without top-p of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
+    So do rows of `Bounded` and `Mixture`, which `relax.KernelRows` makes for any verifier.
     """
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
         return False
     if type(verifier) is GumbelVerifier:
         return True
-    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
-        return False
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return False
-    has_q = tree.mode in ("sampled", "iid") and tree.log_q is not None
-    return (has_q or tree.mode == "point") and rows.sampling.top_p == 1 and rows.logits.shape[-1] <= MOST_TOKENS
+    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
+        return False
+    if type(verifier) is RelaxedVerifier:
+        return type(verifier.relaxation) in MOVES and tree.log_q is not None and not rows.sampling.is_greedy
+    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
+        return False
+    return tree.mode == "point" or (tree.mode in ("sampled", "iid") and tree.log_q is not None)
 
 
 def match(tree: DraftTree, rows: Rows) -> Verdict:
@@ -404,9 +411,9 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
 
 
 @cache  # without a limit, since graphs read the memory
-def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the widths of a tree on a device; made in the steps before a capture."""
-    return torch.tensor(widths, dtype=torch.int32, device=device)
+def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers on a device; made in the steps before a capture."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
@@ -418,9 +425,7 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     assert isinstance(noise, Noise)
     images, guided, nodes, tokens = logits.shape
     shape, depth, device, relaxation = tree.shape, len(tree.shape.widths), logits.device, verifier.relaxation
-    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
-        logits = logits.contiguous()
-    line_stride = logits.stride(1 if guided > 1 else 0)
+    logits, strides = spaced(logits)
     size = triton.next_power_of_2(tokens)
     path, length, chosen = (torch.empty(n, dtype=torch.long, device=device) for n in ((images, depth), images, images))
     scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
@@ -443,8 +448,7 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     scale = (float(sampling.guidance), float(sampling.temperature))
     settings = (sampling.top_k, sampling.guidance_interval)
     summary_kernel[(images, nodes)](
-        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0)),
-        *(line_stride, logits.stride(2)),
+        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0), *strides),
         **how,
     )
     log_q = None if tree.mode == "point" else tree.log_q
@@ -454,14 +458,15 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     gumbel = noise.gumbel_table(Purpose.RESIDUAL)
     walk_kernel[(images,)](
         *(logits, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
-        *(widths_on(shape.widths, device), places, noise.uniform_table(lanes), gumbel, table, distances, scratch),
+        *(numbers_on(shape.widths, device, torch.int32), places, noise.uniform_table(lanes), gumbel),
+        *(table, distances, scratch),
         *(path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
         *(*scale, constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
         places.stride(0),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
-        *(line_stride, logits.stride(2)),
+        *strides,
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
         CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
         NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)), HAS_NOISE=gumbel is not None,

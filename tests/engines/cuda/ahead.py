@@ -28,11 +28,12 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import grown, named
-from lantern.engines.cuda import kernels, walk
+from lantern.engines.cuda import kernels, relax, walk
 from lantern.engines.cuda.fused_eagle import FusedEagle
 from lantern.engines.cuda.target import FusedPass, KernelPass
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
 META, WIDE, WHOLE = torch.device("meta"), torch.float32, torch.long
@@ -131,6 +132,16 @@ def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     walk.walk(RejectionVerifier(relaxation), tree, rows)
 
 
+def launch_relax(rule: str, tokens: int) -> None:
+    shape = grown(8, 2).shape(META)
+    nodes = empty(1, shape.num_nodes, dtype=WHOLE)
+    log_q, logits = (empty(1, *lines, shape.num_nodes, tokens, dtype=WIDE) for lines in ((), (LINES,)))
+    table, distances = empty(tokens, 1024, dtype=torch.int32), empty(tokens, 1024, dtype=WIDE)
+    relaxation = Bounded(table, distances=distances) if rule == "bounded" else Mixture()
+    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, nodes, Noise([(0, 0)], positions=1024, vocab_size=1))
+    relax.KernelRows(relaxation, DraftTree(nodes, shape, "gumbel", log_q), rows)
+
+
 def launch_samples() -> None:
     """Launch what ranks the children of four nodes and writes log q, and what commits a token of plain decoding."""
     noise, sampling = empty(1, 1024, TOKENS, dtype=WIDE), Sampling(guidance=3.0, top_k=1000)
@@ -193,6 +204,7 @@ def resolved(layout: str, layouts: dict[str, str]) -> str:
 
 
 WALKS = (*(("sampled", rule, TOKENS) for rule in RULES), ("point", "lantern++", TOKENS), ("sampled", "lantern++", 2048))
+RELAXED = (("bounded", TOKENS), ("mixture", TOKENS), ("bounded", 2048))
 PASSES = ((1, 1), (1, 16), (1, 30), (1, 60), (8, 4), (16, 1), (64, 4))  # images, and nodes of each
 
 
@@ -208,6 +220,8 @@ def launch_all() -> None:
         launch_walk(*case)
     for size in ((1, 1), (1, 5), (8, 5)):
         launch_draft(target, *size)
+    for case in RELAXED:
+        launch_relax(*case)
     launch_samples()
     launch_match()
 
