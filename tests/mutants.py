@@ -668,6 +668,10 @@ engines/cuda/trial.py: engines/cuda/test_trial.py
 + if difference <= 0:
 
 engines/cuda/walk.py: engines/cuda/test_walk.py
+- for sign in range(-1, 2, 2):
++ for sign in range(-1, 1, 2):
+- | (SIZE - 1 - step)) * sign
++ | step) * sign
 - elif IS_COOL:
 + elif IS_RELEASED:
 - p_scale = tl.div_rn(1.0, sum_new)

@@ -50,6 +50,11 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def unfused() -> dict[str, Any]:
+    """Return how a kernel is compiled that rounds products before they are added, as torch rounds them."""
+    return {} if is_interpreted() else {"enable_fp_fusion": False}
+
+
 def kernel(function: Callable[..., None]) -> Any:
     """Return the kernel of a function; what is compiled does not depend on the values of NUMBERS."""
     names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
@@ -597,8 +602,6 @@ def sample(
     logits, strides = spaced(logits.float())
     out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
     size = triton.next_power_of_2(tokens)
-    # Products are rounded before they are added, as torch rounds them.
-    unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
         *(logits, places, logits if noise is None else noise, out, log_q, grid, total),
         *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
@@ -608,6 +611,6 @@ def sample(
         TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
         HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
-        **unfused,
+        **unfused(),
     )  # fmt: skip
     return out

@@ -9,8 +9,6 @@ is requested of it. All are whole units, so that sums and atomic additions do no
 # pyright: reportAttributeAccessIssue=false
 
 # ruff: noqa: SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +20,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.decoding.loop import LogitRows
 from lantern.engines.cuda import kernels
-from lantern.engines.cuda.kernels import is_interpreted, kernel, least_of, ordered, scores_of, spaced
+from lantern.engines.cuda.kernels import kernel, least_of, ordered, scores_of, spaced, unfused
 from lantern.engines.cuda.walk import CHUNK, TINY, numbers_on
 from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.rule import Relaxation
@@ -207,7 +205,6 @@ class KernelRows(RelaxedRows):
         self._before, self._every = torch.empty(2, images, nodes, tokens, dtype=torch.float32, device=device).unbind()
         self._share, self._spent = torch.empty(2, images, nodes, dtype=torch.float32, device=device).unbind()
         self._distance = None if distances is None else torch.empty_like(self._spent)
-        how: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
         padded = triton.next_power_of_2(max(near, 2))
         relax_kernel[(images, nodes)](
             *(logits, log_q, tree.tokens.contiguous(), parents, self.places),
@@ -221,7 +218,7 @@ class KernelRows(RelaxedRows):
             TOKEN_COUNT=tokens, SIZE=size, CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
             NEAR=padded, ROWS=max(TILE // padded, 1), GRAIN=core.UNITS / core.COARSE if table is not None else 1.0,
             IS_GUIDED=guided > 1, HAS_TOP_K=0 < sampling.top_k < tokens,
-            num_warps=16, num_stages=1, **how,
+            num_warps=16, num_stages=1, **unfused(),
         )  # fmt: skip
 
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:

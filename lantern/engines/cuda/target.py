@@ -8,6 +8,7 @@ tokens. Small passes of LlamaGen's run by the products of `fused`: six launches 
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -24,8 +25,9 @@ from lantern.engines.cuda import constant_rows, fused, kernels, relax, rows_of, 
 from lantern.engines.cuda.kernels import BlockAttention
 from lantern.engines.pass_times import waves
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.relaxed import RelaxedVerifier
+from lantern.verifiers.rejection import RejectionVerifier
 
 LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
@@ -279,7 +281,10 @@ class KernelTarget(PreparedTarget):
         try:
             if isinstance(verifier, GumbelVerifier):
                 return walk.match(tree, rows)
-            if not isinstance(verifier, RelaxedVerifier):
+            if isinstance(verifier, CouplingVerifier):
+                groups = walk.KernelGrouped(**vars(verifier.relaxation))
+                return replace(verifier, relaxation=groups).verify(tree, rows, rows.noise)
+            if isinstance(verifier, RejectionVerifier):
                 return walk.walk(verifier, tree, rows)
             relaxed, inner = relax.KernelRows(verifier.relaxation, tree, rows), verifier.inner
             verdict = self.walk(inner, tree, relaxed) or inner.verify(tree, relaxed, rows.noise)

@@ -33,8 +33,10 @@ from lantern.engines.cuda.fused_eagle import FusedEagle
 from lantern.engines.cuda.target import FusedPass, KernelPass
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
+from lantern.verifiers.relaxations.rule import UnderTest
 
 META, WIDE, WHOLE = torch.device("meta"), torch.float32, torch.long
 TOKENS, LINES = 16384, 2
@@ -44,6 +46,7 @@ RULES: dict[str, Any] = {
     "lantern++": (LanternPP, {"k": 10}),
     "released lantern++": (LanternPP, {"k": 10, "residual": "released"}),
     "cool lantern++": (LanternPP, {"k": 10, "residual": "cool"}),
+    "grouped": (Grouped, {}),
 }
 
 
@@ -117,6 +120,11 @@ def launch_match() -> None:
     walk.match(DraftTree(nodes, shape, "gumbel"), SimpleNamespace(sample=lambda: nodes))  # type: ignore[arg-type]
 
 
+def launch_groups() -> None:
+    p = empty(16, TOKENS, dtype=WIDE)
+    walk.KernelGrouped(empty(TOKENS, 8, dtype=WIDE)).judge(UnderTest(p, p, empty(16, dtype=WHOLE), is_point=False))
+
+
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     shape = grown(8, 2).shape(META)
     nodes = shape.num_nodes
@@ -127,6 +135,7 @@ def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, mode, log_q)
     logits, places = empty(1, LINES, nodes, tokens, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
     near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
+    near = {"codebook": empty(tokens, 8, dtype=WIDE)} if rule == "grouped" else near
     relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
     rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
     walk.walk(RejectionVerifier(relaxation), tree, rows)
@@ -224,6 +233,7 @@ def launch_all() -> None:
         launch_relax(*case)
     launch_samples()
     launch_match()
+    launch_groups()
 
 
 def main() -> dict[str, Any]:

@@ -106,9 +106,11 @@ class Operations(TorchDispatchMode):
         pytest.param("eagle1-rejection", 290, marks=SLOW),
         ("lantern++", 290),
         pytest.param("lantern++-paper", 326, marks=SLOW),
+        pytest.param("grouped", 290, marks=SLOW),
         ("gumbel-jacobi", 259),
         ("bounded", 295),
         ("bounded-window", 273),
+        pytest.param("gsd", 346, marks=SLOW),
         pytest.param("bounded-scd", 305, marks=SLOW),
     ],
 )
