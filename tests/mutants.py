@@ -670,12 +670,28 @@ engines/cuda/trial.py: engines/cuda/test_trial.py
 + if difference <= 0:
 
 engines/cuda/walk.py: engines/cuda/test_walk.py
+- for sign in range(-1, 2, 2):
++ for sign in range(-1, 1, 2):
+- | (SIZE - 1 - step)) * sign
++ | step) * sign
 - elif IS_COOL:
 + elif IS_RELEASED:
 - p_scale = tl.div_rn(1.0, sum_new)
 + p_scale = p_scale * 1.0
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 + tl.store(NEXT + image, tl.load(SAMPLED + image * nodes))
+
+engines/cuda/relax.py: engines/cuda/test_relax.py
+- (TOKEN_COUNT - 1 - at)
++ at
+- tl.floor(left * tl.maximum(kept, 0.0))
++ tl.floor(left * tl.minimum(kept, 0.0))
+- cut = tl.minimum(total * scale
++ cut = tl.minimum(total
+
+engines/cuda/target.py: engines/cuda/test_relax.py
+- return verifier.complete(verdict, tree, rows, relaxed)
++ return verdict
 
 engines/cuda/walk.py: engines/cuda/test_claimed.py
 - scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)

@@ -51,18 +51,21 @@ class RelaxedVerifier:
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Verify with r, and report the cost of the nodes on the path; ValueError for a tree without log q."""
         relaxed = RelaxedRows(self.relaxation, tree, rows, noise)
-        verdict = self.inner.verify(tree, relaxed, noise)
+        return self.complete(self.inner.verify(tree, relaxed, noise), tree, rows, relaxed)
+
+    def complete(self, verdict: Verdict, tree: DraftTree, rows: Rows, relaxed: "RelaxedRows") -> Verdict:
+        """Add to the inner verdict the cost, and what a window keeps."""
         if tree.mode == "jacobi" and verdict.samples is not None and verdict.log_q is None:
             is_behind = torch.arange(tree.tokens.shape[1], device=tree.tokens.device) > verdict.length[:, None]
             samples = torch.where(is_behind, rows.sample(), verdict.samples)
-            verdict = replace(verdict, samples=samples, log_q=rows.rounded_log_p())
+            verdict = replace(verdict, samples=samples, log_q=relaxed.before())
         return replace(verdict, cost=relaxed.cost(verdict.path))
 
 
 class RelaxedRows(Rows):
     """Rows of r, made from rows of p as these are read; `untruncated` rows do not exist.
 
-    The cost at the nodes that were read and log(p / r) of the tokens of their children are kept, 0 for all others.
+    The cost at the nodes that were read and the shares of r of the tokens of their children are kept, 0 for all others.
     """
 
     def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, noise: Noise) -> None:
@@ -72,9 +75,7 @@ class RelaxedRows(Rows):
         self._relaxation, self._tree, self._rows, self._noise = relaxation, tree, rows, noise
         self.places, self.may_stop = rows.places, rows.may_stop
         self._has_children = tree.shape.has_children.expand(tree.tokens.shape)
-        self._log_ratio, self._spent = torch.zeros(
-            2, *tree.tokens.shape, dtype=torch.float32, device=tree.tokens.device
-        )
+        self._share, self._spent = torch.zeros(2, *tree.tokens.shape, dtype=torch.float32, device=tree.tokens.device)
         self._distance = self._every = None
 
     def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
@@ -94,13 +95,15 @@ class RelaxedRows(Rows):
         places = self.places if nodes is None else self.places.gather(1, nodes)
         return largest(self.log_p(nodes) + self._noise.gumbel(places), self.may_stop)
 
+    def before(self) -> Float[Tensor, "b n v"]:
+        """Return log p after all nodes."""
+        return self._rows.rounded_log_p()
+
     def cost(self, path: Int[Tensor, "b d"]) -> Cost:
         """Return the cost of a path."""
         visited = pad(path, (1, 0))
-        ratio = self._log_ratio.gather(1, path)
-        relaxed = -torch.expm1(ratio.nan_to_num().clamp(max=0.0).double()).to(ratio.dtype)
         distance = None if self._distance is None else self._distance.gather(1, visited)
-        return Cost(relaxed, self._spent.gather(1, visited), distance)
+        return Cost(self._share.gather(1, path), self._spent.gather(1, visited), distance)
 
     def _all(self) -> Float[Tensor, "b n v"]:
         """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
@@ -136,7 +139,8 @@ class RelaxedRows(Rows):
         is_read, row = rows_of_parents(tree, nodes)
         cells = row * log_p.shape[-1] + tree.tokens
         ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
-        self._log_ratio = torch.where(is_read, ratio, self._log_ratio)
+        share = -torch.expm1(ratio.nan_to_num().clamp(max=0.0).double()).to(ratio.dtype)
+        self._share = torch.where(is_read, share, self._share)
         return log_r
 
 

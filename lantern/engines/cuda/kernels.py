@@ -50,6 +50,11 @@ def is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def unfused() -> dict[str, Any]:
+    """Return how a kernel is compiled that rounds products before they are added, as torch rounds them."""
+    return {} if is_interpreted() else {"enable_fp_fusion": False}
+
+
 def kernel(function: Callable[..., None]) -> Any:
     """Return the kernel of a function; what is compiled does not depend on the values of NUMBERS."""
     names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
@@ -567,6 +572,14 @@ def linear8(
         )  # fmt: skip
 
 
+def spaced(logits: Float[Tensor, "b r n v"]) -> tuple[Float[Tensor, "b r n v"], tuple[int, int]]:
+    """Return logits whose tokens are neighbours and whose lines are equally far apart, and strides of line and node."""
+    guided = logits.shape[1]
+    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
+        logits = logits.contiguous()
+    return logits, (logits.stride(1 if guided > 1 else 0), logits.stride(2))
+
+
 def sample(
     logits: Float[Tensor, "b r n v"],
     places: Int[Tensor, "b n"],
@@ -586,22 +599,18 @@ def sample(
     are kept with it. There is no top-p.
     """
     images, guided, nodes, tokens = logits.shape
-    logits = logits.float()
-    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
-        logits = logits.contiguous()
+    logits, strides = spaced(logits.float())
     out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
     size = triton.next_power_of_2(tokens)
-    # Products are rounded before they are added, as torch rounds them.
-    unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
     sample_kernel[(images, nodes)](
         *(logits, places, logits if noise is None else noise, out, log_q, grid, total),
         *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
         *(nodes, 1 if noise is None else noise.shape[1]),
-        *(*places.stride(), logits.stride(1 if guided > 1 else 0), logits.stride(2)),
+        *(*places.stride(), *strides),
         *(0 if grid is None else grid.stride(0), width),
         TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
         HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
-        **unfused,
+        **unfused(),
     )  # fmt: skip
     return out

@@ -8,6 +8,7 @@ tokens. Small passes of LlamaGen's run by the products of `fused`: six launches 
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,11 +21,13 @@ from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
 from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, on_device, read_in_passes
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cuda import constant_rows, fused, kernels, rows_of, walk
+from lantern.engines.cuda import constant_rows, fused, kernels, relax, rows_of, walk
 from lantern.engines.cuda.kernels import BlockAttention
 from lantern.engines.pass_times import waves
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
 
 LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
@@ -276,8 +279,16 @@ class KernelTarget(PreparedTarget):
         if not KernelTarget.walks or not walk.takes(verifier, tree, rows):
             return None
         try:
-            is_match = isinstance(verifier, GumbelVerifier)
-            return walk.match(tree, rows) if is_match else walk.walk(verifier, tree, rows)
+            if isinstance(verifier, GumbelVerifier):
+                return walk.match(tree, rows)
+            if isinstance(verifier, CouplingVerifier):
+                groups = walk.KernelGrouped(**vars(verifier.relaxation))
+                return replace(verifier, relaxation=groups).verify(tree, rows, rows.noise)
+            if isinstance(verifier, RejectionVerifier):
+                return walk.walk(verifier, tree, rows)
+            relaxed, inner = relax.KernelRows(verifier.relaxation, tree, rows), verifier.inner
+            verdict = self.walk(inner, tree, relaxed) or inner.verify(tree, relaxed, rows.noise)
+            return verifier.complete(verdict, tree, rows, relaxed)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

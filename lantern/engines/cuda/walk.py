@@ -31,17 +31,24 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import is_interpreted, kernel, least_of, ordered, scores_of
+from lantern.engines.cuda.kernels import kernel, least_of, ordered, scores_of, spaced, unfused
+from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.acceptance import Grouped
+from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.neighbours import ClaimingRule, Lantern, LanternPP
+from lantern.verifiers.relaxations.rule import Ruling, UnderTest
+from lantern.verifiers.relaxed import RelaxedVerifier
 
 SMALLEST_LOG, SMALLEST = tl.constexpr(-87.0), tl.constexpr(1.7e-38)  # of lantern.core.sampling
 TINY = tl.constexpr(1.1754943508222875e-38)  # a smaller sum counts as 0: its reciprocal may be infinite
 MOST_TOKENS = 16384
-RULES = (type(None), Lantern, LanternPP)  # relaxations; a subclass may judge otherwise
+RULES = (type(None), Lantern, LanternPP, Grouped)  # relaxations; a subclass may judge otherwise
+MOVES = (Bounded, Mixture)  # relaxations of distributions
 CHUNK = 2048  # tokens of a part of a pass: whole rows of 16,384 would spill registers
 MOST_NODES = 128
+END = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
@@ -49,6 +56,56 @@ def exponentials(log_p):
     """Return exp(log p), with 0 for what is no normal number, as `probabilities`."""
     p = tl.exp(tl.maximum(log_p, SMALLEST_LOG))
     return tl.where(p > SMALLEST, p, 0.0)
+
+
+@triton.jit
+def group_of(
+    P, Q, token, p_scale, q_scale, VECTORS, half, p_radius, d_radius,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, VECTOR: tl.constexpr, VECTOR_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Return the mass by which `Grouped` accepts a token, and the mean distance to what a rejection leaves.
+
+    Up to `half` neighbours on each side in the order of p are found one by one, by keys of p and, at equal p, of token.
+    """
+    PART: tl.constexpr = CHUNK // 2  # larger parts would spill registers
+    LINES: tl.constexpr = (CHUNK + VECTOR_SIZE - 1) // VECTOR_SIZE
+    part, lane = tl.arange(0, PART), tl.arange(0, VECTOR_SIZE)
+    own_raw = tl.load(P + token)
+    own_p, own_q = own_raw * p_scale, tl.load(Q + token) * q_scale
+    own_vector = tl.load(VECTORS + token * VECTOR + lane, mask=lane < VECTOR, other=0.0)
+    own_key = (own_raw.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (SIZE - 1 - token)
+    p_sum, q_sum, others = own_p, own_q, tl.full((), 0, tl.int32)
+    for sign in range(-1, 2, 2):
+        key = own_key * sign
+        for _ in range(0, half):
+            least = tl.full((PART,), END, tl.int64)
+            for start in range(0, SIZE, PART):
+                step = start + part
+                raw = tl.load(P + step, mask=step < TOKEN_COUNT, other=0.0)
+                keys = ((raw.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (SIZE - 1 - step)) * sign
+                least = tl.minimum(least, tl.where((keys > key) & (step < TOKEN_COUNT), keys, END))
+            key = tl.min(least, 0)
+            near = SIZE - 1 - (key * sign & 0xFFFFFFFF)
+            is_near = key < END
+            p = tl.load(P + near, mask=is_near, other=0.0) * p_scale
+            vector = tl.load(VECTORS + near * VECTOR + lane, mask=is_near & (lane < VECTOR), other=0.0)
+            away = tl.sqrt(tl.sum((vector - own_vector) * (vector - own_vector), 0))
+            is_in = is_near & (tl.abs(p - own_p) < p_radius) & (away < d_radius)
+            p_sum += tl.where(is_in, p, 0.0)
+            q_sum += tl.load(Q + near, mask=is_in, other=0.0) * q_scale
+            others += is_in.to(tl.int32)
+    mass = tl.where(others == 0, own_p, tl.div_rn(p_sum, tl.maximum(q_sum, TINY)) * own_q)
+    left_sum, travelled = tl.zeros((LINES,), tl.float32), tl.zeros((LINES,), tl.float32)
+    for start in range(0, SIZE, LINES):
+        step = start + tl.arange(0, LINES)
+        inside = step < TOKEN_COUNT
+        p = tl.load(P + step, mask=inside, other=0.0) * p_scale
+        left = tl.maximum(p - tl.load(Q + step, mask=inside, other=0.0) * q_scale, 0.0)
+        vectors = VECTORS + step[:, None] * VECTOR + lane[None]
+        apart = tl.load(vectors, mask=inside[:, None] & (lane < VECTOR)[None], other=0.0) - own_vector[None]
+        left_sum += left
+        travelled += left * tl.sqrt(tl.sum(apart * apart, 1))
+    return mass, tl.div_rn(tl.sum(travelled, 0), tl.maximum(tl.sum(left_sum, 0), TINY))
 
 
 @kernel
@@ -79,16 +136,17 @@ def summary_kernel(
 
 @kernel
 def walk_kernel(
-    LOGITS, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, SCRATCH, PATH,
-    LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
+    LOGITS, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, VECTORS, SCRATCH,
+    PATH, LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
     guidance, temperature, constant, factor, top_k, interval, nodes, positions, depth, lanes, near, columns,
-    far_columns, places_stride, tree_stride, rank_stride, line_stride, node_stride, q_image_stride, q_node_stride,
+    far_columns, p_radius, d_radius, places_stride, tree_stride, rank_stride, line_stride, node_stride,
+    q_image_stride, q_node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
     IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_TOP_K: tl.constexpr, HAS_NOISE: tl.constexpr,
     HAS_Q: tl.constexpr,  # else each token is a point draft
     REMOVES: tl.constexpr,  # samples without replacement
     RELAXES: tl.constexpr, IS_RELEASED: tl.constexpr, IS_COOL: tl.constexpr, SHARES: tl.constexpr,
-    HAS_DISTANCES: tl.constexpr,
+    HAS_DISTANCES: tl.constexpr, VECTOR: tl.constexpr, VECTOR_SIZE: tl.constexpr,
 ):  # fmt: skip
     """Walk the tree of one image."""
     image = tl.program_id(0)
@@ -218,6 +276,18 @@ def walk_kernel(
                         tl.store(PC + around, tl.where(is_moved, -1.0, raw), mask=is_moved)
                         tl.store(PC + token, -1.0)
                         tl.debug_barrier()
+                if VECTORS is not None:
+                    raised, reach = group_of(
+                        *(PC, Q, token, p_scale, q_scale, VECTORS, near, p_radius, d_radius),
+                        *(TOKEN_COUNT, SIZE, CHUNK, VECTOR, VECTOR_SIZE),
+                    )
+                    least_q = tl.maximum(own_q, TINY)
+                    gain = tl.minimum(tl.div_rn(raised, least_q), 1.0) - tl.minimum(tl.div_rn(own_p, least_q), 1.0)
+                    spent += tl.abs(gain)
+                    moved += tl.maximum(gain, 0.0) * reach
+                    is_refused = threshold >= raised.to(tl.float64)
+                    relaxed = tl.where(needs_pass & (is_refused == 0), 1.0, 0.0)
+                    needs_pass = is_refused
                 if threshold < raised.to(tl.float64):
                     taken = child
                 if needs_pass:
@@ -310,11 +380,11 @@ def walk_kernel(
             rank += 1
         if reached < depth:
             tl.store(PATH + image * depth + reached, taken.to(tl.int64))
-        if RELAXES:
+        if SPENT is not None:
             if reached < depth:
                 tl.store(IS_RELAXED + image * depth + reached, relaxed)
             tl.store(SPENT + image * (depth + 1) + reached, spent)
-            if HAS_DISTANCES:
+            if MOVED is not None:
                 tl.store(MOVED + image * (depth + 1) + reached, moved)
         if taken > 0:
             node = taken
@@ -325,11 +395,11 @@ def walk_kernel(
     for behind in range(reached + 1, depth + 1):
         if behind < depth:
             tl.store(PATH + image * depth + behind, tl.full((), 0, tl.int64))
-        if RELAXES:
+        if SPENT is not None:
             if behind < depth:
                 tl.store(IS_RELAXED + image * depth + behind, 0.0)
             tl.store(SPENT + image * (depth + 1) + behind, 0.0)
-            if HAS_DISTANCES:
+            if MOVED is not None:
                 tl.store(MOVED + image * (depth + 1) + behind, 0.0)
     tl.store(LENGTH + image, reached.to(tl.int64))
     left = tl.load(P + current * SIZE + at) * p_scale
@@ -370,21 +440,62 @@ def match_kernel(
     tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 
 
+@kernel
+def group_kernel(
+    P, Q, TOKENS, VECTORS, MASS, REACH, near, p_radius, d_radius,
+    TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, VECTOR: tl.constexpr, VECTOR_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Write what `group_of` returns for one token."""
+    row = tl.program_id(0)
+    first, one = row.to(tl.int64) * TOKEN_COUNT, tl.full((), 1.0, tl.float32)
+    mass, reach = group_of(
+        *(P + first, Q + first, tl.load(TOKENS + row).to(tl.int32), one, one, VECTORS, near, p_radius, d_radius),
+        *(TOKEN_COUNT, SIZE, CHUNK, VECTOR, VECTOR_SIZE),
+    )
+    tl.store(MASS + row, mass)
+    tl.store(REACH + row, reach)
+
+
+class KernelGrouped(Grouped):
+    """As `Grouped`, by a kernel."""
+
+    def judge(self, trial: UnderTest) -> Ruling:
+        """Test x with the mass of its group."""
+        tokens, vectors = trial.p.shape[1], self.codebook.float().contiguous()
+        mass, reach = torch.empty(2, len(trial.tokens), dtype=torch.float32, device=trial.p.device).unbind()
+        size = triton.next_power_of_2(tokens)
+        group_kernel[(len(trial.tokens),)](
+            *(trial.p.contiguous(), trial.q.contiguous(), trial.tokens, vectors, mass, reach),
+            *(self.group // 2, float(self.p_radius), float(self.d_radius)),
+            TOKEN_COUNT=tokens, SIZE=size, CHUNK=min(CHUNK, size), VECTOR=vectors.shape[1],
+            VECTOR_SIZE=triton.next_power_of_2(vectors.shape[1]), num_warps=16, **unfused(),
+        )  # fmt: skip
+        return Ruling(mass, (trial.p - trial.q).clamp_(min=0.0), reach)
+
+
 def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
-    """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by LANTERN or LANTERN++.
+    """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by one of RULES.
 
     Rejection needs logits without top-p of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
+    So do rows of `Bounded` and `Mixture`, which `relax.KernelRows` makes for any verifier. In windows a kernel finds
+    the groups of `Grouped`.
     """
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
         return False
     if type(verifier) is GumbelVerifier:
         return True
-    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
-        return False
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return False
-    has_q = tree.mode in ("sampled", "iid") and tree.log_q is not None
-    return (has_q or tree.mode == "point") and rows.sampling.top_p == 1 and rows.logits.shape[-1] <= MOST_TOKENS
+    if type(verifier) is CouplingVerifier:
+        return type(verifier.relaxation) is Grouped
+    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
+        return False
+    if type(verifier) is RelaxedVerifier:
+        return type(verifier.relaxation) in MOVES and tree.log_q is not None and not rows.sampling.is_greedy
+    if type(verifier) is not RejectionVerifier or type(verifier.relaxation) not in RULES:
+        return False
+    is_point = tree.mode == "point" and type(verifier.relaxation) is not Grouped
+    return is_point or (tree.mode in ("sampled", "iid") and tree.log_q is not None)
 
 
 def match(tree: DraftTree, rows: Rows) -> Verdict:
@@ -404,9 +515,9 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
 
 
 @cache  # without a limit, since graphs read the memory
-def widths_on(widths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the widths of a tree on a device; made in the steps before a capture."""
-    return torch.tensor(widths, dtype=torch.int32, device=device)
+def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers on a device; made in the steps before a capture."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
@@ -418,33 +529,32 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     assert isinstance(noise, Noise)
     images, guided, nodes, tokens = logits.shape
     shape, depth, device, relaxation = tree.shape, len(tree.shape.widths), logits.device, verifier.relaxation
-    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
-        logits = logits.contiguous()
-    line_stride = logits.stride(1 if guided > 1 else 0)
+    logits, strides = spaced(logits)
     size = triton.next_power_of_2(tokens)
     path, length, chosen = (torch.empty(n, dtype=torch.long, device=device) for n in ((images, depth), images, images))
     scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
     bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
     norms = torch.empty(images, nodes, 2, dtype=torch.float32, device=device)
-    cost = distances = table = None
-    near, residual, shared, constant, factor = 0, "", False, 0.0, 0.0
-    if relaxation is not None:
-        assert isinstance(relaxation, ClaimingRule)
+    cost = distances = table = vectors = None
+    near, residual, shared, constant, factor, radii = 0, "", False, 0.0, 0.0, (0.0, 0.0)
+    if isinstance(relaxation, ClaimingRule):
         constant, factor = relaxation.constant, relaxation.factor
         table, distances, near, shared = relaxation.table, relaxation.distances, relaxation.k, relaxation.shared
         residual = relaxation.residual
+    if isinstance(relaxation, Grouped):
+        vectors, near = relaxation.codebook.float().contiguous(), relaxation.group // 2
+        radii = (float(relaxation.p_radius), float(relaxation.d_radius))
+    if relaxation is not None:
         spent = torch.empty(images, depth + 1, dtype=torch.float32, device=device)
-        moved = None if distances is None else torch.empty_like(spent)
+        moved = None if distances is None and vectors is None else torch.empty_like(spent)
         cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
-    how: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
-    how |= {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
+    how = unfused() | {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
     how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy}
     how |= {"num_warps": min(max(size // 512, 4), 16)}
     scale = (float(sampling.guidance), float(sampling.temperature))
     settings = (sampling.top_k, sampling.guidance_interval)
     summary_kernel[(images, nodes)](
-        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0)),
-        *(line_stride, logits.stride(2)),
+        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0), *strides),
         **how,
     )
     log_q = None if tree.mode == "point" else tree.log_q
@@ -454,20 +564,21 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     gumbel = noise.gumbel_table(Purpose.RESIDUAL)
     walk_kernel[(images,)](
         *(logits, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
-        *(widths_on(shape.widths, device), places, noise.uniform_table(lanes), gumbel, table, distances, scratch),
-        *(path, length, chosen),
+        *(numbers_on(shape.widths, device, torch.int32), places, noise.uniform_table(lanes), gumbel),
+        *(table, distances, vectors, scratch, path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
         *(*scale, constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
-        places.stride(0),
+        *(*radii, places.stride(0)),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
-        *(line_stride, logits.stride(2)),
+        *strides,
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
         CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
         NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)), HAS_NOISE=gumbel is not None,
-        HAS_Q=log_q is not None, REMOVES=tree.mode == "sampled", RELAXES=relaxation is not None,
+        HAS_Q=log_q is not None, REMOVES=tree.mode == "sampled", RELAXES=table is not None,
         IS_RELEASED=residual == "released", IS_COOL=residual == "cool", SHARES=shared,
-        HAS_DISTANCES=distances is not None, num_stages=1,
+        HAS_DISTANCES=distances is not None, VECTOR=0 if vectors is None else vectors.shape[1],
+        VECTOR_SIZE=1 if vectors is None else triton.next_power_of_2(vectors.shape[1]), num_stages=1,
         **how,
     )  # fmt: skip
     return Verdict(path, length, chosen, cost=cost)

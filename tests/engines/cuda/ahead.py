@@ -28,12 +28,15 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import grown, named
-from lantern.engines.cuda import kernels, walk
+from lantern.engines.cuda import kernels, relax, walk
 from lantern.engines.cuda.fused_eagle import FusedEagle
 from lantern.engines.cuda.target import FusedPass, KernelPass
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.acceptance import Grouped
+from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
+from lantern.verifiers.relaxations.rule import UnderTest
 
 META, WIDE, WHOLE = torch.device("meta"), torch.float32, torch.long
 TOKENS, LINES = 16384, 2
@@ -43,6 +46,7 @@ RULES: dict[str, Any] = {
     "lantern++": (LanternPP, {"k": 10}),
     "released lantern++": (LanternPP, {"k": 10, "residual": "released"}),
     "cool lantern++": (LanternPP, {"k": 10, "residual": "cool"}),
+    "grouped": (Grouped, {}),
 }
 
 
@@ -116,6 +120,11 @@ def launch_match() -> None:
     walk.match(DraftTree(nodes, shape, "gumbel"), SimpleNamespace(sample=lambda: nodes))  # type: ignore[arg-type]
 
 
+def launch_groups() -> None:
+    p = empty(16, TOKENS, dtype=WIDE)
+    walk.KernelGrouped(empty(TOKENS, 8, dtype=WIDE)).judge(UnderTest(p, p, empty(16, dtype=WHOLE), is_point=False))
+
+
 def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     shape = grown(8, 2).shape(META)
     nodes = shape.num_nodes
@@ -126,9 +135,20 @@ def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, mode, log_q)
     logits, places = empty(1, LINES, nodes, tokens, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
     near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
+    near = {"codebook": empty(tokens, 8, dtype=WIDE)} if rule == "grouped" else near
     relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
     rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
     walk.walk(RejectionVerifier(relaxation), tree, rows)
+
+
+def launch_relax(rule: str, tokens: int) -> None:
+    shape = grown(8, 2).shape(META)
+    nodes = empty(1, shape.num_nodes, dtype=WHOLE)
+    log_q, logits = (empty(1, *lines, shape.num_nodes, tokens, dtype=WIDE) for lines in ((), (LINES,)))
+    table, distances = empty(tokens, 1024, dtype=torch.int32), empty(tokens, 1024, dtype=WIDE)
+    relaxation = Bounded(table, distances=distances) if rule == "bounded" else Mixture()
+    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, nodes, Noise([(0, 0)], positions=1024, vocab_size=1))
+    relax.KernelRows(relaxation, DraftTree(nodes, shape, "gumbel", log_q), rows)
 
 
 def launch_samples() -> None:
@@ -193,6 +213,7 @@ def resolved(layout: str, layouts: dict[str, str]) -> str:
 
 
 WALKS = (*(("sampled", rule, TOKENS) for rule in RULES), ("point", "lantern++", TOKENS), ("sampled", "lantern++", 2048))
+RELAXED = (("bounded", TOKENS), ("mixture", TOKENS), ("bounded", 2048))
 PASSES = ((1, 1), (1, 16), (1, 30), (1, 60), (8, 4), (16, 1), (64, 4))  # images, and nodes of each
 
 
@@ -208,8 +229,11 @@ def launch_all() -> None:
         launch_walk(*case)
     for size in ((1, 1), (1, 5), (8, 5)):
         launch_draft(target, *size)
+    for case in RELAXED:
+        launch_relax(*case)
     launch_samples()
     launch_match()
+    launch_groups()
 
 
 def main() -> dict[str, Any]:

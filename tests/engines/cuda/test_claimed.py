@@ -60,7 +60,15 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
 
 
 @pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize(("kind", "name"), [("fused", "eagle1"), ("fused", "lantern++"), ("llama", "plain")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("fused", "eagle1"),
+        ("fused", "lantern++"),
+        pytest.param("fused", "bounded", marks=pytest.mark.slow),
+        ("llama", "plain"),
+    ],
+)
 def test_captured_rounds_of_kernels_have_tensors_of_the_device_only_and_wait_for_nothing(
     kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

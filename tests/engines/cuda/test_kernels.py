@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from lantern.engines.cuda import fused, fused_eagle, kernels, walk
+from lantern.engines.cuda import fused, fused_eagle, kernels, relax, walk
 from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -256,7 +256,10 @@ def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_o
 def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
     found = compiled()
     names = {
-        name for module in (kernels, fused, fused_eagle, walk) for name in vars(module) if name.endswith("_kernel")
+        name
+        for module in (kernels, fused, fused_eagle, relax, walk)
+        for name in vars(module)
+        if name.endswith("_kernel")
     }
     assert {tuple(name.split()[::2]) for name in found} == {(name, f"sm_{n}") for name in names for n in (80, 90, 100)}
     for name, used in found.items():

@@ -106,7 +106,12 @@ class Operations(TorchDispatchMode):
         pytest.param("eagle1-rejection", 290, marks=SLOW),
         ("lantern++", 290),
         pytest.param("lantern++-paper", 326, marks=SLOW),
+        pytest.param("grouped", 290, marks=SLOW),
         ("gumbel-jacobi", 259),
+        ("bounded", 295),
+        ("bounded-window", 273),
+        pytest.param("gsd", 346, marks=SLOW),
+        pytest.param("bounded-scd", 305, marks=SLOW),
     ],
 )
 def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> None:
@@ -114,7 +119,7 @@ def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> 
     # a launch is for all nodes of a window, or of a depth of a tree
     tree, found = METHODS[name].tree, list[int]()
     settings: dict[str, Any] = {"tree": f"chain_{named(tree).depth}"} if tree else {}
-    settings |= {"window": 3} if name == "gumbel-jacobi" else {}
+    settings |= {} if tree or name == "plain" else {"window": 3}
     for layers in (1, 2):
         target = tiny_target(block_size=16, dim=16, n_head=1, n_layer=layers, vocab_size=32)
         engine = GraphEngine(products="fused")

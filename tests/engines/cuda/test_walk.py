@@ -1,5 +1,6 @@
 """The walk of a tree by one kernel against the verifier's own, on random trees: the same path, token and cost."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -8,15 +9,18 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Noise, Sampling
-from lantern.core.types import DraftTree
+from lantern.core.types import DraftTree, Verdict
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.trees import StaticTree, grown, named
+from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import walk
+from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IMAGES, TOKENS, PLACES = 2, 150, 12
@@ -63,7 +67,10 @@ def table() -> dict[str, Any]:
 def check(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, **how: Any) -> int:
     """Compare the kernel's verdict with the verifier's; return the number of accepted tokens."""
     assert walk.takes(verifier, tree, rows)
-    expected, found = verifier.verify(tree, rows, rows.noise), walk.walk(verifier, tree, rows, **how)
+    return compare(walk.walk(verifier, tree, rows, **how), verifier.verify(tree, rows, rows.noise))
+
+
+def compare(found: Any, expected: Verdict) -> int:
     for name in NAMES:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     assert (found.cost is None) == (expected.cost is None)
@@ -93,6 +100,26 @@ def test_one_kernel_walks_as_the_verifier_does(tree: StaticTree, mode: str, resi
         problems = problem(seed, tree, mode, sampling)
         accepted += check(RejectionVerifier(relaxation), *problems, chunk=128)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
+def test_groups_are_those_of_the_verifier(seed: int) -> None:
+    choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    sampling = Sampling(temperature=choice.choice((0.5, 1.0, 1.3)), top_k=choice.choice((0, 5, 40)))
+    tree, rows = problem(seed, TREES[0], ("sampled", "iid")[seed % 2], sampling)
+    if choice.random() < 0.5:
+        rows.logits.round_()  # many tokens have the same p
+    radii = {"p_radius": choice.choice((0.02, 0.15, 1.0)), "d_radius": choice.choice((0.3, 0.7, 2.0))}
+    vectors = torch.rand(TOKENS, choice.choice((1, 3, 8)), generator=generator).to(DEVICE)
+    rule = Grouped(vectors, group=choice.choice((0, 2, 14, 20)), **radii)
+    check(RejectionVerifier(rule), tree, rows, chunk=128)
+    tree, rows = problem(seed, named("chain_7"), "iid", sampling)
+    tree, verifier = replace(tree, mode="jacobi"), CouplingVerifier("independent", rule)
+    found = KernelTarget.__new__(KernelTarget).walk(verifier, tree, rows)
+    expected = verifier.verify(tree, rows, rows.noise)
+    compare(found, expected)
+    assert found is not None and found.samples is not None and expected.samples is not None
+    assert torch.equal(found.samples, expected.samples)
 
 
 @pytest.mark.parametrize("tree", TREES, ids=["8", "24", "57"])
@@ -153,3 +180,7 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
         assert walk.takes(RejectionVerifier(rule(**table(), k=5, **setting)), tree, rows)
         own = type("Own", (rule,), {})  # a subclass may judge otherwise
         assert not walk.takes(RejectionVerifier(own(**table(), k=5, **setting)), tree, rows)
+    groups = Grouped(torch.zeros(TOKENS, 1))
+    assert walk.takes(RejectionVerifier(groups), tree, rows)
+    assert not walk.takes(RejectionVerifier(groups), replace(tree, mode="point"), rows)
+    assert not walk.takes(CouplingVerifier(), tree, rows)
