@@ -109,7 +109,7 @@ class Operations(TorchDispatchMode):
         pytest.param("grouped", 290, marks=SLOW),
         ("gumbel-jacobi", 259),
         ("bounded", 295),
-        ("bounded-window", 273),
+        ("bounded-window", 274),
         pytest.param("gsd", 346, marks=SLOW),
         pytest.param("bounded-scd", 305, marks=SLOW),
     ],
