@@ -37,10 +37,10 @@ class Layer:
     """Nodes of one depth, f per image, whose children are chosen out of k candidates each, in sampling order.
 
     `places` is the token number of the children, `side` the tokens per row. `reach` is the log
-    probability of reaching a node by the policy, `joint` by the scores alone. `entropy` (nats) and `collision` (sum of
-    q squared) describe the distribution of the children. `near` is the acceptance at the left, upper and upper right
-    neighbours, from 0 to 1. `log_q` and `match` of a candidate are its log q and the log probability that it is the
-    target's own sample, by its score log q plus noise; both are None where a policy must not read sampled tokens.
+    probability of reaching a node by the policy, `joint` by the scores alone. `near` is the acceptance at the left,
+    upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `scores` log q plus noise, and
+    `tokens` the candidates, None where a policy must not read sampled tokens. What follows from these is computed when
+    it is read.
     """
 
     depth: int
@@ -48,12 +48,34 @@ class Layer:
     places: Int[Tensor, " b"]
     reach: Float[Tensor, "b f"]
     joint: Float[Tensor, "b f"]
-    entropy: Float[Tensor, "b f"]
-    collision: Float[Tensor, "b f"]
     near: Float[Tensor, "b 3"]
     width: int
-    log_q: Float[Tensor, "b f k"] | None = None
-    match: Float[Tensor, "b f k"] | None = None
+    rows: Float[Tensor, "b f v"]
+    scores: Float[Tensor, "b f v"]
+    tokens: Int[Tensor, "b f k"] | None
+    spread: float
+
+    @cached_property
+    def entropy(self) -> Float[Tensor, "b f"]:
+        """Entropy of q in nats."""
+        return -(self.rows.exp() * self.rows.clamp(min=-100.0)).sum(-1)
+
+    @cached_property
+    def collision(self) -> Float[Tensor, "b f"]:
+        """Sum of q squared."""
+        return self.rows.exp().square().sum(-1)
+
+    @cached_property
+    def log_q(self) -> Float[Tensor, "b f k"]:
+        """Log q of the candidates."""
+        assert self.tokens is not None
+        return self.rows.gather(-1, self.tokens)
+
+    @cached_property
+    def match(self) -> Float[Tensor, "b f k"]:
+        """Log probability that a candidate is the target's own sample, by its score."""
+        assert self.tokens is not None
+        return match_chances(self.scores, self.spread).gather(-1, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -69,13 +91,14 @@ class Policy:
     """Estimates acceptance probabilities, for one generation at a time.
 
     `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `sizes_vary`:
-    whether its trees differ in size from step to step. `reads_neighbours`: it reads `Layer.near`. What it keeps between
-    steps is in `held`, in tensors of constant size; what it keeps between depths of a tree begins anew at depth 0.
+    whether its trees differ in size from step to step. `reads_traits`: it reads `Layer.near` or `joint`. What it keeps
+    between steps is in `held`, in tensors of constant size; what it keeps between depths of a tree begins anew at depth
+    0.
     """
 
     is_predictable: ClassVar[bool] = False
     sizes_vary: ClassVar[bool] = True
-    reads_neighbours: ClassVar[bool] = False
+    reads_traits: ClassVar[bool] = False
 
     @cached_property
     def held(self) -> Buffers:
@@ -105,7 +128,6 @@ class StoppingPolicy(Policy):
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log probabilities to match, -inf where it stops."""
-        assert layer.match is not None
         return layer.match.masked_fill(self.stops(layer), -torch.inf)
 
     def stops(self, layer: Layer) -> Bool[Tensor, "*b #f #k"]:
@@ -141,7 +163,6 @@ def size_of(pool: Pool, is_kept: Bool[Tensor, "b p"]) -> tuple[Int[Tensor, " b"]
 
 def traits_of(layer: Layer) -> Float[Tensor, "b f k t"]:
     """Return the TRAITS of each candidate: logs in nats, depth and rank as counts, the rest from 0 to 1."""
-    assert layer.log_q is not None and layer.match is not None
     size = layer.match.shape
     match, log_q = (values.clamp(min=MIN_LOG) for values in (layer.match, layer.log_q))
     rank = torch.arange(size[2], device=match.device)
@@ -210,9 +231,7 @@ class Eagle2(Policy):
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
         """Return log q of the candidates, or their log probability to match."""
-        chosen = layer.log_q if self.value == "q" else layer.match
-        assert chosen is not None
-        return chosen
+        return layer.log_q if self.value == "q" else layer.match
 
 
 @dataclass
@@ -313,7 +332,7 @@ class AdtTree(StoppingPolicy):
 
     end: float = 0.1
     nodes: int = 15
-    reads_neighbours: ClassVar[bool] = True
+    reads_traits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_share("end", self.end)
@@ -439,7 +458,7 @@ class C2TPolicy(Policy):
     part: C2T
     threshold: float = 0.03
     ranks: bool = True
-    reads_neighbours: ClassVar[bool] = True
+    reads_traits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)
@@ -530,7 +549,7 @@ class RadarPolicy(StoppingPolicy):
 
     part: Radar
     threshold: float = 0.5
-    reads_neighbours: ClassVar[bool] = True
+    reads_traits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_share("threshold", self.threshold)

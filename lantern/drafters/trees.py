@@ -274,10 +274,10 @@ class Candidates:
         """Number of candidates."""
         return self.tokens.shape[1]
 
-    def and_more(self, others: "Candidates") -> "Candidates":
-        """Return these candidates followed by others."""
-        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
-        return Candidates(*(torch.cat(pair, 1) for pair in pairs))
+    @classmethod
+    def joined(cls, parts: Sequence["Candidates"]) -> "Candidates":
+        """Return the candidates of all depths."""
+        return cls(*(torch.cat(values, 1) for values in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def best_nodes(self, nodes: int) -> Int[Tensor, "b n"]:
         """Return the root and the `nodes` best others, in order; values make the parent of each node included.
@@ -310,7 +310,7 @@ class Frontier:
         best = children.values.topk(min(width, children.count), dim=1).indices
         parents = slots.gather(1, best)
         own = torch.eye(best.shape[1], dtype=torch.bool, device=best.device).expand(len(best), -1, -1)
-        above = self.seen.take_along_dim(parents[..., None], 1)
+        above = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
         tokens, reach, joint = (x.gather(1, best) for x in (children.tokens, children.values, joint))
         return Frontier(first + best, parents, tokens, reach, joint, torch.cat([above, own], 2))
 

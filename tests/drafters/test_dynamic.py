@@ -58,7 +58,7 @@ class Constant(Policy):
     is_predictable: ClassVar[bool] = True
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
-        assert layer.log_q is None and layer.match is None
+        assert layer.tokens is None
         return torch.tensor(self.rates).log().expand(*layer.reach.shape, -1)
 
 

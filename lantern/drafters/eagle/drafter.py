@@ -29,7 +29,6 @@ from lantern.drafters.policies import (
     Layer,
     Policy,
     Pool,
-    match_chances,
     neighbours,
     padded_beam,
     traits_of,
@@ -248,6 +247,8 @@ class GrowingDrafter(EagleDrafter):
         super().begin(prompt, noise)
         images, device = len(prompt.mask), prompt.features.device
         self.side = round(self.count**0.5)
+        children = torch.arange(self.growth.width**2, device=device)
+        self.held.slots, self.held.ranks = children // self.growth.width, children % self.growth.width
         self.held.seen = torch.full((images, self.count + 1), PRIOR, dtype=torch.float32, device=device)
         self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
@@ -263,33 +264,37 @@ class GrowingDrafter(EagleDrafter):
         if step.verdict is None:  # given tokens
             return
         self.policy.observe(step)
-        if self._reads_neighbours:
+        if self._reads_traits:
             self.held.seen = updated_map(self.held.seen, step, self.side)
 
     @property
-    def _reads_neighbours(self) -> bool:
-        return self.policy.reads_neighbours or self.records_traits
+    def _reads_traits(self) -> bool:
+        return self.policy.reads_traits or self.records_traits
 
     def propose(self) -> DraftTree:
         """Grow the trees, with one pass of the drafter per depth."""
         nodes, passes = self._next_size()
         features = self._read_pending()
         root, zeros = self._root, torch.zeros_like(self._root)
-        found = Candidates(root, zeros, zeros, zeros, zeros.float())
+        parts, count = [Candidates(root, zeros, zeros, zeros, zeros.float())], 1
         front = Frontier(zeros, zeros, root, zeros.float(), zeros.float(), root.new_zeros(*root.shape, 0).bool())
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
-                above = features.take_along_dim(front.parents[:, None, :, None], 2)
+                index = front.parents[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[3])
+                above = features.gather(2, index)
                 first = front.seen.shape[2] - front.seen.shape[1]
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
             log_qs.append(self.log_q(self._logits(features), self._followed(depth)))
             layer, tokens = self._look(log_qs[-1], front, depth)
-            shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
+            shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, tokens=None)
             fronts.append(front)
             layers.append(layer)
-            found, front, pick = self._add(found, front, layer, tokens, self.policy.chances(shown))
+            more, front, pick = self._add(count, front, layer, tokens, self.policy.chances(shown))
+            parts.append(more)
             picks.append(pick)
+            count += more.count
+        found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         self._request_size(found, passes)
         shape = shape_of(found, kept, (self.growth.width,) * passes)
@@ -307,9 +312,8 @@ class GrowingDrafter(EagleDrafter):
         places = self._followed(depth)
         scores = self.scores(log_q, places)
         tokens = scores.topk(self.growth.width, dim=-1).indices
-        q = log_q.exp()
         near = self.held.seen[:, :3]
-        if self._reads_neighbours:
+        if self._reads_traits:
             near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
         layer = Layer(
             depth=depth,
@@ -317,57 +321,52 @@ class GrowingDrafter(EagleDrafter):
             places=places[:, 0],
             reach=front.reach,
             joint=front.joint,
-            entropy=-(q * log_q.clamp(min=-100.0)).sum(-1),
-            collision=q.square().sum(-1),
             near=near,
             width=self.growth.width,
-            log_q=log_q.gather(-1, tokens),
-            match=match_chances(scores, self.growth.spread).gather(-1, tokens),
+            rows=log_q,
+            scores=scores,
+            tokens=tokens,
+            spread=self.growth.spread,
         )
         return layer, tokens
 
     def _add(
         self,
-        found: Candidates,
+        first: int,
         front: Frontier,
         layer: Layer,
         tokens: Int[Tensor, "b f k"],
         chances: Float[Tensor, "b f k"],
-    ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"]]:
-        """Return the candidates with those of a further depth, the next frontier, and the indices of the new ones."""
-        assert layer.match is not None
+    ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"] | None]:
+        """Return the candidates of a further depth, numbered from `first`, the next frontier, and which children of
+        this one they are (None: all).
+        """
         is_outside = (self.known + layer.depth >= self.count)[:, None, None]
         is_live = (chances > -torch.inf) & ~is_outside
         chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
         values = (front.reach[..., None] + chances).flatten(1)
-        pick = self._picked(values, layer.depth)
-        joint = (front.joint[..., None] + layer.match.clamp(min=MIN_LOG)).flatten(1).gather(1, pick)
-        slots = pick // self.growth.width
-        more = Candidates(
-            tokens.flatten(1).gather(1, pick),
-            front.numbers.gather(1, slots),
-            pick % self.growth.width,
-            torch.full_like(pick, layer.depth + 1),
-            values.gather(1, pick),
-        )
-        after = front.below(more, slots, joint, first=found.count, width=self.growth.width)
-        return found.and_more(more), after, pick
+        slots, ranks = (held[: values.shape[1]].expand_as(values) for held in (self.held.slots, self.held.ranks))
+        tokens, joint, pick = tokens.flatten(1), values, None
+        if self._reads_traits:
+            joint = (front.joint[..., None] + layer.match.clamp(min=MIN_LOG)).flatten(1)
+        if self.sizes is not None:
+            pick = self._picked(values, self.sizes[layer.depth])
+            slots, ranks, tokens, joint, values = (x.gather(1, pick) for x in (slots, ranks, tokens, joint, values))
+        depths = torch.full_like(slots, layer.depth + 1)
+        more = Candidates(tokens, front.numbers.gather(1, slots), ranks, depths, values)
+        return more, front.below(more, slots, joint, first=first, width=self.growth.width), pick
 
-    def _picked(self, values: Float[Tensor, "b m"], depth: int) -> Int[Tensor, "b k"]:
-        """Return which children of a frontier are candidates: all, or the best up to the size of their depth."""
-        order = torch.arange(values.shape[1], device=values.device)
-        if self.sizes is None:
-            return order.expand_as(values)
+    def _picked(self, values: Float[Tensor, "b m"], size: int) -> Int[Tensor, "b k"]:
+        """Return the best children of a frontier, `size` at most, in order."""
         # Among equals the earlier sibling: rejection tests samples in order and skips none.
-        elder = order % self.growth.width * MAX_LOG
-        size = min(self.sizes[depth], values.shape[1])
-        return (values + elder).topk(size, dim=1).indices.sort(dim=1).values
+        elder = self.held.ranks[: values.shape[1]] * MAX_LOG
+        return (values + elder).topk(min(size, values.shape[1]), dim=1).indices.sort(dim=1).values
 
-    def _traits(self, layers: list[Layer], picks: list[Int[Tensor, "b m"]], kept: Int[Tensor, "b n"]) -> Traits:
+    def _traits(self, layers: list[Layer], picks: list[Tensor | None], kept: Int[Tensor, "b n"]) -> Traits:
         """Return what is known of the nodes of the tree, for the records."""
         chosen = [
-            traits_of(layer).flatten(1, 2).take_along_dim(pick[..., None], 1)
-            for layer, pick in zip(layers, picks, strict=True)
+            traits if pick is None else traits.take_along_dim(pick[..., None], 1)
+            for traits, pick in zip([traits_of(layer).flatten(1, 2) for layer in layers], picks, strict=True)
         ]
         every = torch.cat([torch.zeros_like(chosen[0][:, :1]), *chosen], 1)
         beams = torch.stack([padded_beam(layer.joint, self.growth.width) for layer in layers], 1)[:, 1:]

@@ -1,5 +1,6 @@
 """Tree policies by hand, on layers of arbitrary numbers as the dynamic drafter passes them; the map of acceptance."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -45,7 +46,9 @@ def layer(depth: int = 1, **changes: Any) -> Layer:
     fields |= {name: logs(IMAGES, NODES) for name in ("reach", "joint")}
     fields |= {name: torch.rand(IMAGES, NODES, generator=generator) for name in ("entropy", "collision", "near")}
     fields |= {name: logs(IMAGES, NODES, WIDTH) for name in ("log_q", "match")}
-    return Layer(**(fields | changes))
+    made: Any = Layer(**dict.fromkeys(field.name for field in dataclasses.fields(Layer)))  # type: ignore[arg-type]
+    vars(made).update(fields | changes)
+    return made
 
 
 def wanted(policy: Policy, values: list[list[float]], depths: list[int]) -> list[list[int]]:
@@ -57,7 +60,7 @@ def stopped(policy: Policy, given: Layer) -> list[list[bool]]:
     """Return below which nodes a policy drafts nothing; elsewhere it gives the probabilities to match."""
     chances = policy.chances(given)
     is_over = (chances == -torch.inf).all(-1)
-    assert given.match is not None and torch.equal(chances[~is_over], given.match[~is_over])
+    assert torch.equal(chances[~is_over], given.match[~is_over])
     return is_over.tolist()
 
 
