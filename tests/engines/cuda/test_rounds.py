@@ -111,8 +111,8 @@ class Operations(TorchDispatchMode):
         ("gumbel-jacobi", 259),
         ("bounded", 295),
         ("bounded-window", 274),
-        pytest.param("gsd", 346, marks=SLOW),
-        pytest.param("bounded-scd", 305, marks=SLOW),
+        pytest.param("gsd", 347, marks=SLOW),
+        pytest.param("bounded-scd", 306, marks=SLOW),
     ],
 )
 def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> None:
