@@ -486,11 +486,9 @@ class Bench:
         record = partial(Record, kind="plain", concepts=(), style="", split="train")
         records = [record(image=number, captions=((text, 1.0),)) for number, text in enumerate(texts)]
         tokens = torch.randint(own.vocab_size, (64, own.block_size), generator=generator)
-        captions = Conditions(
-            index={text: number for number, text in enumerate(texts)},
-            features=torch.randn(64, config.slots, own.caption_dim, generator=generator),
-            mask=torch.ones(64, config.slots, dtype=torch.bool),
-        )
+        features = torch.randn(64, config.slots, own.caption_dim, generator=generator)
+        mask = torch.ones(features.shape[:2], dtype=torch.bool)
+        captions = Conditions({text: number for number, text in enumerate(texts)}, features, mask)
         prepared: Any = SimpleNamespace(records=records)
         task = TargetTask(config, prepared, tokens, captions, model.vq.to("cpu")).to(self.device).train()
         optimizers, clock = task.optimizers(), Clock(self.device)

@@ -104,12 +104,10 @@ def raw(pixels: np.ndarray) -> Tensor:
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the images of a folder and its subfolders, sorted by path, where 2 is before 10; ValueError if there are
-    none.
-    """
+    """Return the images below a folder, sorted by path, 2 before 10; ValueError if there are none."""
     named = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith("."))
-    files = (path for path in named if not path.is_dir())
-    found = sorted(files, key=lambda path: (re.sub("[0-9]+", lambda number: number[0].zfill(255), str(path)), path))
+    found = [path for path in named if not path.is_dir()]
+    found.sort(key=lambda path: (re.sub("[0-9]+", lambda number: number[0].zfill(255), str(path)), path))
     if not found:
         raise ValueError(f"{folder} has no images, wanted files with suffix {', '.join(sorted(SUFFIXES))}")
     return found
