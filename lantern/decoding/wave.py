@@ -31,11 +31,10 @@ class Wave:
     def __init__(self, state: State, size: int, drive: Callable[[State], Rounds]) -> None:
         assert state.batch_of is not None
         self.size, self.batch = size, state.batch_of(size)
-        self.cache = self.batch.cache
-        self._rounds, self._places = drive(self.batch), WeakKeyDictionary[State, int]()
-        self._members: list[ref[State]] = []
+        self.cache, self._drive = self.batch.cache, drive
+        self._members, self._places = list[ref[State]](), WeakKeyDictionary[State, int]()
         for _ in range(SETTLING_ROUNDS):
-            self._rounds()
+            self.batch.take()
 
     def hold(self, states: Sequence[State], earlier: Rounds | None) -> "Wave":
         """Let these generations be in the batch, and no others; those that were in an `earlier` wave go on from there.
@@ -43,6 +42,7 @@ class Wave:
         Places of the others are free. A generation that has begun again since is a new one.
         """
         self.batch.target.refresh()
+        self._rounds = self._drive(self.batch)  # looks whether its graph reads the weights of now
         source = earlier if isinstance(earlier, Wave) else None
         inside = (
             {} if source is None else {one: at for one, at in source._places.items() if one.index >= SETTLING_ROUNDS}
@@ -83,7 +83,8 @@ class Wave:
 def wave_of(states: Sequence[State], earlier: Rounds | None, drive: Callable[[State], Rounds]) -> Wave:
     """Return the wave of some generations: the `earlier` one, one that they were in before, or a new one."""
     known = [earlier] if isinstance(earlier, Wave) else [_WAVES[state] for state in states if state in _WAVES]
-    found = next((wave for wave in known if wave.size >= len(states)), None)
+    form = states[0].cache.form
+    found = next((wave for wave in known if wave.size >= len(states) and wave.cache.form == form), None)
     if found is None:
         found = Wave(states[0], 1 << max(len(states) - 1, 1).bit_length(), drive)
     return found.hold(states, earlier)
