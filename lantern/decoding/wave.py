@@ -19,7 +19,7 @@ from lantern.decoding.rounds import Rounds
 SETTLING_ROUNDS = 2  # of a generation: the first ones observe fewer tokens than the rest
 
 # by generation: its latest wave, whose memory serves later ones
-_WAVES: "WeakKeyDictionary[State, Wave]" = WeakKeyDictionary()
+WAVES: "WeakKeyDictionary[State, Wave]" = WeakKeyDictionary()
 
 
 class Wave:
@@ -51,7 +51,7 @@ class Wave:
         free = iter([place for place in range(self.size) if place not in kept.values()])
         self._members, self._places = list(map(ref, states)), WeakKeyDictionary(kept)
         for state in states:
-            _WAVES[state] = self
+            WAVES[state] = self
             while state.index < SETTLING_ROUNDS and not state.is_done():
                 state.take()
             if state in kept or state.is_done():
@@ -82,7 +82,7 @@ class Wave:
 @torch.no_grad()
 def wave_of(states: Sequence[State], earlier: Rounds | None, drive: Callable[[State], Rounds]) -> Wave:
     """Return the wave of some generations: the `earlier` one, one that they were in before, or a new one."""
-    known = [earlier] if isinstance(earlier, Wave) else [_WAVES[state] for state in states if state in _WAVES]
+    known = [earlier] if isinstance(earlier, Wave) else [WAVES[state] for state in states if state in WAVES]
     form = states[0].cache.form
     found = next((wave for wave in known if wave.size >= len(states) and wave.cache.form == form), None)
     if found is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Drafter, Generation, Target
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint, Rounds
-from lantern.decoding.wave import Wave
+from lantern.decoding.wave import WAVES, Wave
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.graphs import forget_all
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
@@ -110,7 +112,7 @@ def test_a_wave_is_of_one_method_and_sampling_and_of_no_given_tokens() -> None:
     assert len(set(map(ENGINE.group, states))) == 6
 
 
-def test_the_graph_of_a_wave_serves_later_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_of_a_wave_serves_later_waves_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
     decoders, captured = [decoder("gumbel-jacobi") for _ in range(3)], []
     for turn in range(3):
@@ -122,6 +124,11 @@ def test_the_graph_of_a_wave_serves_later_waves(monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(state.result().tokens, alone("plain", 2 * turn % 5 + i % 2).tokens)
         captured.append(Rehearsed.captured)
     assert captured == [1, 1, 1]
+    wave = ref(WAVES[states[0]])
+    del joint
+    assert wave() is not None
+    forget_all()
+    assert wave() is None
 
 
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
