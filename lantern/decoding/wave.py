@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.types import DraftTree, Step, TreeShape, copy_all
+from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.rounds import Rounds
 
@@ -32,6 +33,7 @@ class Wave:
         assert state.batch_of is not None
         self.size, self.batch = size, state.batch_of(size)
         self.cache, self._drive = self.batch.cache, drive
+        self._weights: tuple[Any, ...] = ()
         self._members, self._places = list[ref[State]](), WeakKeyDictionary[State, int]()
         for _ in range(SETTLING_ROUNDS):
             self.batch.take()
@@ -42,7 +44,8 @@ class Wave:
         Places of the others are free. A generation that has begun again since is a new one.
         """
         self.batch.target.refresh()
-        self._rounds = self._drive(self.batch)  # looks whether its graph reads the weights of now
+        if (weights := weights_of(original(self.batch.target))) != self._weights:  # those that a graph reads
+            self._weights, self._rounds = weights, self._drive(self.batch)
         source = earlier if isinstance(earlier, Wave) else None
         inside = (
             {} if source is None else {one: at for one, at in source._places.items() if one.index >= SETTLING_ROUNDS}
