@@ -706,6 +706,10 @@ decoding/wave.py: engines/cuda/test_wave.py
 + if one.index >= 0
 - batch, of = (source.batch, inside[state]) if source is not None and state in inside else (state, 0)
 + batch, of = state, 0
+- wave.cache.form == form
++ True
+- != self._weights:
++ and not self._weights:
 
 decoding/cache.py: engines/cuda/test_wave.py
 - self._mask.buffer[place].copy_(other._mask.buffer[of])

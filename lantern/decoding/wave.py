@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from lantern.core.types import DraftTree, Step, TreeShape, copy_all
+from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import NO_SCORES, State
 from lantern.decoding.rounds import Rounds
 
 SETTLING_ROUNDS = 2  # of a generation: the first ones observe fewer tokens than the rest
 
 # by generation: its latest wave, whose memory serves later ones
-_WAVES: "WeakKeyDictionary[State, Wave]" = WeakKeyDictionary()
+WAVES: "WeakKeyDictionary[State, Wave]" = WeakKeyDictionary()
 
 
 class Wave:
@@ -31,11 +32,11 @@ class Wave:
     def __init__(self, state: State, size: int, drive: Callable[[State], Rounds]) -> None:
         assert state.batch_of is not None
         self.size, self.batch = size, state.batch_of(size)
-        self.cache = self.batch.cache
-        self._rounds, self._places = drive(self.batch), WeakKeyDictionary[State, int]()
-        self._members: list[ref[State]] = []
+        self.cache, self._drive = self.batch.cache, drive
+        self._weights: tuple[Any, ...] = ()
+        self._members, self._places = list[ref[State]](), WeakKeyDictionary[State, int]()
         for _ in range(SETTLING_ROUNDS):
-            self._rounds()
+            self.batch.take()
 
     def hold(self, states: Sequence[State], earlier: Rounds | None) -> "Wave":
         """Let these generations be in the batch, and no others; those that were in an `earlier` wave go on from there.
@@ -43,6 +44,8 @@ class Wave:
         Places of the others are free. A generation that has begun again since is a new one.
         """
         self.batch.target.refresh()
+        if (weights := weights_of(original(self.batch.target))) != self._weights:  # those that a graph reads
+            self._weights, self._rounds = weights, self._drive(self.batch)
         source = earlier if isinstance(earlier, Wave) else None
         inside = (
             {} if source is None else {one: at for one, at in source._places.items() if one.index >= SETTLING_ROUNDS}
@@ -51,7 +54,7 @@ class Wave:
         free = iter([place for place in range(self.size) if place not in kept.values()])
         self._members, self._places = list(map(ref, states)), WeakKeyDictionary(kept)
         for state in states:
-            _WAVES[state] = self
+            WAVES[state] = self
             while state.index < SETTLING_ROUNDS and not state.is_done():
                 state.take()
             if state in kept or state.is_done():
@@ -82,8 +85,9 @@ class Wave:
 @torch.no_grad()
 def wave_of(states: Sequence[State], earlier: Rounds | None, drive: Callable[[State], Rounds]) -> Wave:
     """Return the wave of some generations: the `earlier` one, one that they were in before, or a new one."""
-    known = [earlier] if isinstance(earlier, Wave) else [_WAVES[state] for state in states if state in _WAVES]
-    found = next((wave for wave in known if wave.size >= len(states)), None)
+    known = [earlier] if isinstance(earlier, Wave) else [WAVES[state] for state in states if state in WAVES]
+    form = states[0].cache.form
+    found = next((wave for wave in known if wave.size >= len(states) and wave.cache.form == form), None)
     if found is None:
         found = Wave(states[0], 1 << max(len(states) - 1, 1).bit_length(), drive)
     return found.hold(states, earlier)

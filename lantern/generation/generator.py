@@ -182,10 +182,9 @@ class Decoder:
         with on_device(self.target.tok_embeddings.weight.device):
             state = self._state(is_joined and not is_fused)
             begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
-        if (anew := self.anew) is not None and is_joined and self.engine.captures and self.method.made.front is None:
-            state.kind = (
-                None if how.get("forced") is not None else (self.method.name, repr(self.method.settings), self.sampling)
-            )
+        is_alone = type(state) is not State or condition.batch > 1 or how.get("forced") is not None
+        if (anew := self.anew) is not None and is_joined and self.engine.captures:
+            state.kind = None if is_alone else (self.method.name, repr(self.method.settings), self.sampling)
             state.batch_of = lambda images: anew().begin(
                 condition.select([0] * images), is_joined=True, keys=list(how["keys"]) * images
             )

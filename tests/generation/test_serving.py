@@ -31,12 +31,14 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
 from lantern.generation.images import read_facts
+from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 from tests.cli.calls import Capture, refused_by
+from tests.engines.cuda.test_wave import ENGINE
 from tests.generation.served import KEY, PROMPT, Served, image
 from tests.refusals import refused
 
@@ -295,6 +297,14 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods:
     for seed, found in worker.made.items():
         alone: Any = next(generate(model, [Request(prompt=PROMPT, seed=seed)], **how[seed]))
         assert torch.equal(found.tokens, alone.tokens) and torch.equal(found.pixels, alone.pixels)
+
+
+def test_pictures_of_a_wave_promise_the_distribution(model: Model) -> None:
+    worker = Hearing(replace(model, engine=ENGINE), batch=3)
+    kept = worker.ask(0, 1, 2)[2]
+    kept.kept = KeptPart(model, torch.zeros(8, 8, 3, dtype=torch.uint8), torch.eye(4, dtype=torch.bool))
+    worker.finish()
+    assert [worker.made[seed].statistics.promise for seed in range(3)] == ["distribution", "distribution", "tokens"]
 
 
 def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from lantern.core.types import Step, copy_all
 from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
-from lantern.decoding.wave import SETTLING_ROUNDS, mapped
+from lantern.decoding.wave import SETTLING_ROUNDS, WAVES, mapped
 
 LOG = logging.getLogger("lantern")
 Made = TypeVar("Made")
@@ -152,8 +152,9 @@ def memory_of(state: State) -> list[Tensor]:
 
 
 def forget_all() -> None:
-    """Drop all graphs: memory ran out, and each holds that of a generation."""
+    """Drop all graphs, and waves that are idle: memory ran out, and each holds that of a generation."""
     _GRAPHS.clear()
+    WAVES.clear()
 
 
 def most_bytes() -> float:

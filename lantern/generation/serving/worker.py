@@ -307,7 +307,7 @@ class Row:
         self.seconds["decode"] += time.perf_counter() - begun
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         made = finish_batch(self.generator, [self.request], self.state.result(), **how)[0]
-        if together > 1 and self.generator.parts.engine.captures and made.statistics.promise == "tokens":
+        if together > 1 and self.state.kind is not None and made.statistics.promise == "tokens":
             # products may round otherwise in each size of batch that it was in
             return replace(made, statistics=replace(made.statistics, promise="distribution"))
         return made

@@ -5,20 +5,23 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Drafter, Generation, Target
+from lantern.core.types import Condition, Drafter, Generation, Target
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint, Rounds
-from lantern.decoding.wave import Wave
+from lantern.decoding.wave import WAVES, Wave
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.graphs import forget_all
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from tests.engines.cuda.claimed import Rehearsed
+from tests.engines.cuda.kinds import llama_in
 from tests.tiny import select, wide_target
 from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
 
@@ -101,10 +104,15 @@ def test_a_wave_is_of_one_method_and_sampling_and_of_no_given_tokens() -> None:
     joint = Joint(ENGINE.group, ENGINE.drive)
     joint.take(states)
     assert [len(members) for members, _ in joint._groups.values()] == [2, 1, 1, 1]
-    assert ENGINE.group(begun(decoder("zipar"), 0)) != ENGINE.group(begun(decoder("zipar"), 0))
+    decoders, two = [decoder("plain") for _ in range(4)], {"keys": KEYS[:2], "is_joined": True}
+    for one in decoders[2:]:
+        one.generate(CONDITION, keys=KEYS[:3])
+    states = [one.begin(select(CONDITION, [0, 1]), **two) for one in decoders[:2]]
+    states += [begun(one, 0) for one in (*decoders[2:], decoder("zipar"), decoder("zipar"))]
+    assert len(set(map(ENGINE.group, states))) == 6
 
 
-def test_the_graph_of_a_wave_serves_later_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_graph_of_a_wave_serves_later_waves_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
     decoders, captured = [decoder("gumbel-jacobi") for _ in range(3)], []
     for turn in range(3):
@@ -116,6 +124,11 @@ def test_the_graph_of_a_wave_serves_later_waves(monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(state.result().tokens, alone("plain", 2 * turn % 5 + i % 2).tokens)
         captured.append(Rehearsed.captured)
     assert captured == [1, 1, 1]
+    wave = ref(WAVES[states[0]])
+    del joint
+    assert wave() is not None
+    forget_all()
+    assert wave() is None
 
 
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
@@ -132,3 +145,20 @@ def test_a_generation_may_begin_again_between_two_steps(name: str) -> None:
             elif state.is_done():
                 made[numbers[place]] = state.result()
     assert all(torch.equal(found.tokens, alone(name, i).tokens) for i, found in made.items())
+
+
+def test_a_wave_reads_weights_as_they_are_and_prompts_of_its_length() -> None:
+    target: Any = llama_in(torch.float32, side=6)
+    tokens = torch.randint(1, 32, (1, 2, 40), generator=torch.Generator().manual_seed(0))
+    *made, eager = (tiny_decoder("plain", target, SAMPLING, engine=one) for one in (ENGINE, ENGINE, EAGER))
+    joint = Joint(ENGINE.group, ENGINE.drive)
+    for turn, length in enumerate((6, 7, 40)):
+        if turn == 1:
+            target.body.norm.weight.data = target.body.norm.weight.flip(0)
+        some = tokens[..., :length]
+        condition = Condition(tokens=some, mask=torch.ones_like(some, dtype=torch.bool))
+        states = [one.begin(condition, keys=[KEYS[i]], is_joined=True) for i, one in enumerate(made)]
+        while not all(state.is_done() for state in states):
+            joint.take(states)
+        for i, state in enumerate(states):
+            assert torch.equal(state.result().tokens, eager.generate(condition, keys=[KEYS[i]]).tokens)
