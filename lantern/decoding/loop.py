@@ -162,12 +162,12 @@ class State:
         """Draft, score, verify and commit. Only tensors change."""
         return self.finish(self.draft().scores(self.target))
 
-    def record(self, step: Step) -> None:
-        """Count a step, on the host."""
+    def record(self, step: Step, images: slice = slice(None)) -> None:
+        """Count a step, on the host; this generation's are these images of it."""
         self.index, self._age = self.index + 1, self._age + 1
         self.step = replace(step, index=self.index)
         if step.tree is not None and step.verdict is not None:
-            self.statistics.enter(step.tree.shape, step.verdict, step.start)
+            self.statistics.enter(step.tree.shape, step.verdict, step.start, images)
 
     def take(self) -> None:
         """Take a step."""

@@ -29,12 +29,12 @@ class StepSums:
         self.relaxed, self.variation, self.distance, self.excess = zeros.unbind()
         self.largest = torch.zeros(images, dtype=torch.float32, device=device)
         self.has_distance = self.is_bounded = False
-        self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
+        self._entries: list[tuple[TreeShape, slice, Verdict, Tensor]] = []
 
-    def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"]) -> None:
-        """Record a step whose first new token is number `start` of its image."""
+    def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"], images: slice = slice(None)) -> None:
+        """Record a step whose first new token is number `start` of its image, of these images of a batch."""
         # Samples and log q of a window are large, and only the drafter reads them.
-        self._entries.append((shape, replace(verdict, samples=None, log_q=None), start))
+        self._entries.append((shape, images, replace(verdict, samples=None, log_q=None), start))
 
     def forget(self) -> None:
         """Drop what was recorded and not added."""
@@ -42,31 +42,38 @@ class StepSums:
 
     def add(self) -> None:
         """Add the recorded steps to the sums."""
-        shapes = {id(shape): shape for shape, _, _ in self._entries}
-        for name, shape in shapes.items():
-            self._add(shape, [entry[1:] for entry in self._entries if id(entry[0]) == name])
+        groups: dict[tuple[int, int | None, int], list[tuple[TreeShape, slice, Verdict, Tensor]]] = {}
+        for entry in self._entries:
+            groups.setdefault((id(entry[0]), entry[1].start, len(entry[3])), []).append(entry)
+        for entries in groups.values():
+            self._add(*entries[0][:2], [entry[2:] for entry in entries])
         self._entries.clear()
 
-    def _add(self, shape: TreeShape, entries: list[tuple[Verdict, Tensor]]) -> None:
-        """Add all steps in which the tree had this shape."""
-        path = torch.stack([verdict.path for verdict, _ in entries])
-        length = torch.stack([verdict.length for verdict, _ in entries])[..., None]
-        start = torch.stack([start for _, start in entries])[..., None]
+    def _add(self, shape: TreeShape, images: slice, entries: list[tuple[Verdict, Tensor]]) -> None:
+        """Add all steps in which the tree had this shape, for these images of the batch."""
+
+        def stack(values: Sequence[Tensor]) -> Tensor:
+            return torch.stack(list(values))[:, images]
+
+        path = stack([verdict.path for verdict, _ in entries])
+        length = stack([verdict.length for verdict, _ in entries])[..., None]
+        start = stack([start for _, start in entries])[..., None]
         steps = torch.arange(path.shape[-1] + 1, device=path.device)
         is_inside = start + steps < self.tokens
         is_committed = is_inside & (steps <= length)
         is_accepted = (is_inside & (steps < length))[..., :-1]
         visited = torch.nn.functional.pad(path, (1, 0))
-        can_descend = shape.has_children.expand(*visited.shape[:2], -1).gather(-1, visited)
+        inner = shape.has_children[images] if shape.parents.ndim == 2 else shape.has_children
+        can_descend = inner.expand(*visited.shape[:2], -1).gather(-1, visited)
         self.steps.add_(is_inside[..., 0].sum(0))
         self.accepted[:, : path.shape[-1]].add_(is_accepted.sum(0))
         self.reached[:, : path.shape[-1]].add_((is_committed & can_descend)[..., :-1].sum(0))
         costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]
         if not costs:
             return
-        relaxed = torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0)
+        relaxed = torch.where(is_accepted, stack([cost.relaxed for cost in costs]), 0.0)
         self.relaxed.add_(relaxed.double().sum((0, 2)))
-        kept = torch.where(is_committed, torch.stack([cost.total_variation for cost in costs]), 0.0)
+        kept = torch.where(is_committed, stack([cost.total_variation for cost in costs]), 0.0)
         self.variation.add_(kept.double().sum((0, 2)))
         torch.maximum(self.largest, kept.amax((0, 2)), out=self.largest)
         if costs[0].bound is not None:
@@ -75,7 +82,7 @@ class StepSums:
         moved = [cost.latent_distance for cost in costs if cost.latent_distance is not None]
         if moved:
             self.has_distance = True
-            self.distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).double().sum((0, 2)))
+            self.distance.add_(torch.where(is_committed, stack(moved), 0.0).double().sum((0, 2)))
 
 
 def totals(logits: Float[Tensor, "b r n v"], where: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, " b"]:

@@ -5,16 +5,15 @@ begun is copied to a free place, whatever its progress; places without one compu
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, Step, TreeShape, copy_all
+from lantern.core.types import copy_all
 from lantern.core.weights import original, weights_of
-from lantern.decoding.loop import NO_SCORES, State
+from lantern.decoding.loop import State
 from lantern.decoding.rounds import Rounds
 
 SETTLING_ROUNDS = 2  # of a generation: the first ones observe fewer tokens than the rest
@@ -78,7 +77,7 @@ class Wave:
             names = ("tokens", "known", "total")
             mine += [vars(state.held)[name] for name in names]
             its += [vars(batch.held)[name][place : place + 1] for name in names]
-            state.record(image_of(batch.step, place))
+            state.record(batch.step, slice(place, place + 1))
         copy_all(its, mine)
 
 
@@ -91,26 +90,3 @@ def wave_of(states: Sequence[State], earlier: Rounds | None, drive: Callable[[St
     if found is None:
         found = Wave(states[0], 1 << max(len(states) - 1, 1).bit_length(), drive)
     return found.hold(states, earlier)
-
-
-def image_of(step: Step, place: int) -> Step:
-    """Return what is counted of one image's step in a batch, and its tokens."""
-    assert step.tree is not None and step.verdict is not None
-    shape, verdict = step.tree.shape, replace(step.verdict, samples=None, log_q=None)
-    start, counts, tokens, verdict, shape = mapped(
-        (step.start, step.counts, step.tokens, verdict, shape), lambda tensor: tensor[place : place + 1]
-    )
-    tree = DraftTree(tokens, shape, step.tree.mode)
-    return Step(step.index, start, counts, tokens, NO_SCORES, tree, verdict)
-
-
-def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Return a step, or a part of one, with its tensors changed; shapes of static trees, which are shared, are not."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(mapped(one, change) for one in value)
-    if not is_dataclass(value) or isinstance(value, type) or (isinstance(value, TreeShape) and value.parents.ndim == 1):
-        return value
-    names = {one.name for one in fields(value)} - {"scores", "log_q", "samples"}
-    return replace(value, **{name: mapped(getattr(value, name), change) for name in names})

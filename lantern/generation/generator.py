@@ -183,6 +183,7 @@ class Decoder:
             state = self._state(is_joined and not is_fused)
             begin(state, condition, kind=kind, **{"prompts": self.prompts, **how})
         is_alone = type(state) is not State or condition.batch > 1 or how.get("forced") is not None
+        is_alone = is_alone or self.method.made.has_foreign  # drafters that may keep more than they name
         if (anew := self.anew) is not None and is_joined and self.engine.captures:
             state.kind = None if is_alone else (self.method.name, repr(self.method.settings), self.sampling)
             state.batch_of = lambda images: anew().begin(

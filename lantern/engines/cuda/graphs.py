@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.types import Step, copy_all
+from lantern.core.types import Step, TreeShape, copy_all
 from lantern.core.weights import original, weights_of
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import TorchRounds
-from lantern.decoding.wave import SETTLING_ROUNDS, WAVES, mapped
+from lantern.decoding.wave import SETTLING_ROUNDS, WAVES
 
 LOG = logging.getLogger("lantern")
 Made = TypeVar("Made")
@@ -169,12 +169,19 @@ def copy_of(step: Step) -> Step:
     """
     old, new = list[Tensor](), list[Tensor]()
 
-    def place(value: Tensor) -> Tensor:
-        """Return memory for a tensor."""
-        old.append(value)
-        new.append(torch.empty_like(value))
-        return new[-1]
+    def place(value: Any) -> Any:
+        """Return a value with memory for its tensors."""
+        if isinstance(value, Tensor):
+            old.append(value)
+            new.append(torch.empty_like(value))
+            return new[-1]
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        if isinstance(value, TreeShape) and value.parents.ndim == 1:  # made once
+            return value
+        names = {field.name for field in dataclasses.fields(value)} - {"scores", "log_q", "samples"}
+        return dataclasses.replace(value, **{name: place(getattr(value, name)) for name in names})
 
-    made = mapped(step, place)
+    made = place(step)
     copy_all(old, new)
     return made
