@@ -84,6 +84,10 @@ class GumbelVerifier:
 
     def verify(self, tree: DraftTree, rows: Rows, noise: Noise) -> Verdict:
         """Keep the path of children that equal the target's own samples, the noise of which is that of `rows`."""
+        if tree.shape.depth == 0:
+            sampled = rows.sample(torch.zeros_like(tree.tokens) if rows.may_stop else None)
+            path, length = tree.tokens[:, :0], torch.zeros_like(sampled[:, 0])
+            return Verdict(path, length, sampled[:, 0], samples=None if rows.may_stop else sampled)
         sampled = torch.full_like(tree.tokens, -1) if rows.may_stop else rows.sample()
 
         def read(nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
