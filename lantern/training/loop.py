@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lantern.core.config import check_number, install_hint, one_line
+from lantern.core.config import check_least, check_number, install_hint, one_line
 from lantern.core.io import (
     CONFIG_NAME,
     TRAINING_NAME,
@@ -70,9 +70,7 @@ class LoopConfig:
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "warmup": 0, "log_every": 1, "evaluate_every": 1, "accumulate": 1, "minutes": 0}
-        for name, low in least.items():
-            check_number(name, vars(self)[name], low)
+        check_least(self, steps=1, warmup=0, clip=0, log_every=1, evaluate_every=1, accumulate=1, minutes=0)
         check_number("decay", self.decay, 0, self.steps)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema is {self.ema}, wanted from 0 to below 1")

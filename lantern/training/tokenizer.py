@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from lantern.core.config import check_least, check_number
 from lantern.core.io import load_module, save_component, sha256_of
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
 from lantern.training.data import NO_IMAGES, Prepared
@@ -33,7 +34,7 @@ class TokenizerConfig:
 
     `shift` moves images by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
     how long the encoder learns before its vectors are quantised. `composites` is the share of images that are not of
-    kind plain.
+    kind plain. ValueError for values out of range.
     """
 
     model: VQConfig
@@ -48,6 +49,11 @@ class TokenizerConfig:
     free_steps: int = 150
     composites: float = 0.2
     weight_decay: ClassVar[float] = 0.01
+
+    def __post_init__(self) -> None:
+        check_least(self, batch=1, lr=0, shift=0, perceptual=0, commit=0, revive_below=0, free_steps=0)
+        for name in ("codebook_decay", "composites"):
+            check_number(name, vars(self)[name], 0, 1)
 
 
 def reconstruction(

@@ -85,6 +85,7 @@ def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
 def test_a_training_that_leaves_layers_or_heads_untrained_is_refused(kind: str, model: dict[str, Any]) -> None:
     config = replace(CONFIG, kind=kind, model=model)
     refused(task_of, config=config, match=rf"unroll is 3, wanted at least {model['depths']}")
+    refused(task_of, config=replace(CONFIG, unroll=16), match="unroll is 16, wanted fewer than the 16 tokens")
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> None:
@@ -174,7 +175,7 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    bad: list[dict[str, Any]] = [{name: 0} for name in ("batch", "shard", "unroll", "held_out")]
+    bad: list[dict[str, Any]] = [{name: 0} for name in ("batch", "shard", "unroll", "held_out", "slots")]
     for changes in bad:
         refused(replace, CONFIG, **changes, match="is 0, wanted a number from 1")
     bad = [{"acceptance": 0, "cross_entropy": 0, "regression": 0}, {"fade": 0}, {"regression": -1}]

@@ -220,7 +220,7 @@ def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path, monkeypa
 
 def test_bad_schedules_are_refused() -> None:
     bad = {"precision": ["fp8"], "steps": [0], "warmup": [-1], "decay": [99, -1], "accumulate": [0], "ema": [1.0, -0.1]}
-    bad |= {"log_every": [0], "evaluate_every": [0], "minutes": [-1]}
+    bad |= {"log_every": [0], "evaluate_every": [0], "minutes": [-1], "clip": [-1]}
     for name, values in bad.items():
         for value in values:
             refused(build_config, LoopConfig, {"steps": 10, name: value}, source="c", match=f"{name}.*wanted")
