@@ -200,7 +200,8 @@ class Build:
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
         beside, began = self.home / step.config, time.monotonic()
         config = str(beside) if beside.is_file() else step.config
-        run_stage(step.stage, config, self.out / step.name, options, self.recipe)
+        if (result := run_stage(step.stage, config, self.out / step.name, options, self.recipe)) is not None:
+            print(result)
         done[step.name] = round(time.monotonic() - began, 1)
         write_json(self.path, asdict(self.state))
         if not self.inputs.get("keep"):

@@ -12,6 +12,7 @@ import lzma
 import os
 import re
 import shutil
+import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -178,6 +179,13 @@ def unpack(folder: Path, out: Path) -> list[Path]:
             raise ValueError(f"{folder / PICTURES} lacks {min(lacking)}: prepare it again with `lantern train data`")
         tar.extractall(out, [found[name] for name in names], filter="data")
     return [out / name for name in names]
+
+
+def held_or_trained(held: list[int], trained: list[int]) -> Tensor:
+    """Return the held-out images, or with a warning the first 64 that are trained on if there are none."""
+    if not held:
+        print("warning: no image is held out: figures called held-out are of training images", file=sys.stderr)
+    return torch.tensor(held or trained[:64])
 
 
 def share_of(key: str) -> float:

@@ -19,7 +19,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME, TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, prefix_mask
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.training.data import Prepared
+from lantern.training.data import Prepared, held_or_trained
 from lantern.training.features import Conditions, captions_name, decode, encode_captions, number_classes, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -127,7 +127,7 @@ class TargetTask(Task):
         held = [i for i, r in enumerate(records) if r.kind == "plain" and r.split == "heldout"][:64]
         self._pool = torch.tensor([record for pool in pools for record in pool])
         self._pool_sizes = torch.tensor([len(pool) for pool in pools])
-        self._held = torch.tensor(held or pools[0][:64])
+        self._held = held_or_trained(held, pools[0])
         self._images = torch.tensor([r.image for r in records])
         # of record r: its captions, and the running sums of their weights but the last, with padding that none reaches
         rows = [torch.tensor([captions.index[text] for text, _ in r.captions]) for r in records]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lantern.core.config import check_least, check_number
 from lantern.core.io import load_module, save_component, sha256_of
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
-from lantern.training.data import NO_IMAGES, Prepared
+from lantern.training.data import NO_IMAGES, Prepared, held_or_trained
 from lantern.training.features import decode, encode, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 
@@ -139,7 +139,7 @@ class TokenizerTask(Task):
         others = [r.image for r in train if r.kind != "plain"]
         held = [r.image for r in prepared.records if r.split == "heldout"]
         self._images, self._plain, self._others = images, torch.tensor(plain), torch.tensor(others or plain)
-        self._held = images[torch.tensor(held or plain[:64])]
+        self._held = images[held_or_trained(held, plain)]
         self.frozen = (Perceptual(packages),) if config.perceptual else ()
         self.batch_tokens = config.batch * (images.shape[-1] // config.model.downsample) ** 2
         self._seen: tuple[Tensor, Tensor] | None = None

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
-from lantern.training.data import DataConfig, Prepared, Record, Summary, prepare, write_prepared
+from lantern.training.data import DataConfig, Prepared, Record, Summary, held_or_trained, prepare, write_prepared
 from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
 from tests.cli.calls import Capture
@@ -115,6 +115,12 @@ def test_class_folders_are_captions(tmp_path: Path) -> None:
     assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
     assert "a red fox" in dict(prepared.records[1].captions)
     assert (prepared.images() == 255).all()
+
+
+def test_figures_of_training_images_are_not_called_held_out_without_a_warning(capsys: Capture) -> None:
+    assert held_or_trained([3], [5, 6]).tolist() == [3] and not capsys.readouterr().err
+    assert held_or_trained([], [5, 6]).tolist() == [5, 6]
+    assert "warning: no image is held out" in capsys.readouterr().err
 
 
 def test_mirrors_of_training_pictures_are_added(tmp_path: Path) -> None:
