@@ -258,11 +258,10 @@ class DrafterConfig:
     top_p: float = 1.0
     unroll: int = 3
     noise: float = 0.0
-    slots: int = 12
 
     def __post_init__(self) -> None:
         find_kind(self.kind)
-        check_least(self, batch=1, shard=1, unroll=1, held_out=1, slots=1, noise=0, lr=0, weight_decay=0)
+        check_least(self, batch=1, shard=1, unroll=1, held_out=1, noise=0, lr=0, weight_decay=0)
         if not self.held_out < self.pictures < MOST and not (self.source == "online" and not self.pictures):
             raise ValueError(f"pictures is {self.pictures}, wanted more than the {self.held_out} held out, or 0 online")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
@@ -431,11 +430,12 @@ def train(
         assert text_encoder is not None
         model.to(device)
         encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-        read = captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
+        slots = model.config.cls_token_num  # as many as generation reads
+        read = captions_name(text_encoder, tokenizer, prepared, slots=slots)
         if encoder.width != model.config.caption_dim:
             wanted = f"wanted that of width {model.config.caption_dim} with which {target} was trained"
             raise ValueError(f"{text_encoder} has embeddings of width {encoder.width}, {wanted}")
-        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
+        captions = encode_captions(encoder, prepared, cache / read, slots=slots)
         condition, records = captions.of, captions.readable(records)
     if not (texts := [record.captions[0][0] for record in records if record.split == "train"]):
         raise ValueError(f"{prepared.folder} {NO_IMAGES}")
@@ -445,7 +445,7 @@ def train(
     source: Teacher | FeatureCache = teacher
     if config.source == "offline":
         numbers, weights = (seed, config.pictures, config.shard), weights_digest(model.state_dict())
-        made = repr((weights, read, numbers, config.slots, sampling, sorted(module.reads)))
+        made = repr((weights, read, numbers, sampling, sorted(module.reads)))
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
     task = DrafterTask(config, model, source, module)

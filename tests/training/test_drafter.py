@@ -175,7 +175,7 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    bad: list[dict[str, Any]] = [{name: 0} for name in ("batch", "shard", "unroll", "held_out", "slots")]
+    bad: list[dict[str, Any]] = [{name: 0} for name in ("batch", "shard", "unroll", "held_out")]
     for changes in bad:
         refused(replace, CONFIG, **changes, match="is 0, wanted a number from 1")
     bad = [{"acceptance": 0, "cross_entropy": 0, "regression": 0}, {"fade": 0}, {"regression": -1}]

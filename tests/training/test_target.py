@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.config import read_json_object
-from lantern.core.io import load_component, load_state, save_component
+from lantern.core.io import load_component, load_state, load_tensors, save_component
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME
@@ -261,6 +261,8 @@ def test_parts_of_other_sizes_and_data_to_hold_out_alone_are_refused_in_one_line
     message = "unroll is 1, wanted at least 4: it trains all of the drafter"
     assert message in refused_by(capsys, *drafter, *TEXT, "--config", "few.json", "--kind", "medusa")
     assert not list(Path("run").glob("features-*"))  # which take long
+    captions = load_tensors(next(Path("run").glob("captions-*")))
+    assert captions["mask"].shape[1] == tiny_config().cls_token_num  # as many as generation reads
     prepared(Path("odd"), [(np.zeros((9, 9, 3), np.uint8), records_of()[0])])
     message = "images are 9 pixels wide, wanted a multiple of 2"
     refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None, match=message)
