@@ -376,7 +376,8 @@ def read_classes(path: Path) -> Iterator[Sample]:
     for file in list_pictures(path):
         name = file.relative_to(path)
         label = " ".join(name.parts[0].replace("_", " ").split()) if len(name.parts) > 1 else ""
-        yield Sample(name.as_posix(), file.read_bytes(), (label, article(label)) if label else (), label)
+        captions = (label, article(label)) if label else ()
+        yield Sample(name.as_posix(), file.read_bytes(), captions, label, lack="in no folder of a class")
 
 
 def list_pictures(path: Path) -> list[Path]:

@@ -148,7 +148,8 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
 
 
 def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
+    messages = {"folder": "no usable image", "classes": "x.png: in no folder of a class", "webdataset": "no tar file"}
+    for source, expected in messages.items():
         refused(made, tmp_path, {"x.png": b"x"}, source, match=expected)
     message = "path is empty, wanted the folder data to read: give --path"
     refused(prepare, DataConfig(), out=tmp_path / "out", match=message)
