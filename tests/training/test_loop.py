@@ -96,6 +96,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "net.pt").exists()
 
 
+@pytest.mark.parametrize(("found", "precision"), [("AVX2", "fp32"), ("AVX512", "bf16")])
+def test_bf16_is_not_taken_where_it_is_slow(monkeypatch: pytest.MonkeyPatch, found: str, precision: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: found)
+    assert LoopConfig(steps=9).with_length().precision == precision
+
+
 def test_learning_rate_rises_stays_and_falls_within_the_steps(capsys: Capture) -> None:
     scales = [CONFIG.scale(step) for step in range(30)]
     assert scales[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
