@@ -153,8 +153,11 @@ class Prepared:
             with Image.open(BytesIO(data)) as image:
                 return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
-        with tarfile.open(self.folder / PICTURES) as tar:
-            files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+        try:
+            with tarfile.open(self.folder / PICTURES) as tar:
+                files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+        except tarfile.TarError as error:
+            raise ValueError(f"{self.folder / PICTURES} is damaged ({one_line(error)}): prepare it again") from error
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             return torch.stack(list(threads.map(pixels, files)))
 

@@ -164,6 +164,9 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7]
     (tmp_path / "out" / "pictures.npy").write_bytes(b"torn")
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
+    (tmp_path / "out" / "pictures.npy").unlink()
+    (tmp_path / "out" / "pictures.tar").write_bytes(b"torn")
+    refused(prepared.images, match=r"pictures\.tar is damaged .*prepare it again")
 
 
 def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
