@@ -5,7 +5,6 @@ lists the steps. A finished step is noted in OUT/state.json and not repeated, an
 """
 
 import argparse
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, get_type_hints
 
 from lantern.cli.command import Command, Parser, add_option, flag, parser_of
 from lantern.core.config import load_config, read_json_object
+from lantern.core.process import launched
 from lantern.training import stages
 
 
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
     """Check that the options are the stage's own, read its config and call its function."""
     stage, config, out = args.stage, args.config, args.out
     recipe = stages.find_recipe(args.recipe) if args.recipe else _recipe_of(stage, config)
+    if launched()[1] > 1 and (stage == stages.ALL or not stages.find_stage(stage, recipe).is_training):
+        raise ValueError(f"stage {stage} runs in one process, got {launched()[1]}: start it without torchrun")
     known = {*stages.StageOptions.OPTIONS, *(recipe.options.OPTIONS if recipe else ())}
     stated = {name: value for name, value in sorted(vars(args).items()) if name in known}
     given = {name: value for name, value in stated.items() if value is not None and value is not False}
@@ -69,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         own = [name for name in stages.config_names() if name.startswith(f"{stage}-")]
         raise ValueError(f"stage {stage} needs --config, one of {', '.join(own) or 'none'} or a file")
     result = run_stage(stage, config, out, given, recipe)
-    if os.environ.get("RANK", "0") == "0":  # of the processes of torchrun
+    if launched()[0] == 0:
         print(f"{out}: {result}" if result is not None else out)
 
 
@@ -200,7 +202,8 @@ class Build:
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
         beside, began = self.home / step.config, time.monotonic()
         config = str(beside) if beside.is_file() else step.config
-        run_stage(step.stage, config, self.out / step.name, options, self.recipe)
+        if (result := run_stage(step.stage, config, self.out / step.name, options, self.recipe)) is not None:
+            print(result)
         done[step.name] = round(time.monotonic() - began, 1)
         write_json(self.path, asdict(self.state))
         if not self.inputs.get("keep"):

@@ -41,6 +41,12 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, k
         raise ValueError(f"{name} is {value!r:.40}, wanted a {noun} from {low:g} {most}")
 
 
+def check_least(config: Any, **least: float) -> None:
+    """Raise ValueError unless these fields of a config are finite numbers of at least the given ones."""
+    for name, low in least.items():
+        check_number(name, vars(config)[name], low)
+
+
 def as_number(value: Any) -> Any:
     """Return a number of another kind, such as NumPy's, as Python's int or float; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -12,6 +12,7 @@ import lzma
 import os
 import re
 import shutil
+import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -152,8 +153,11 @@ class Prepared:
             with Image.open(BytesIO(data)) as image:
                 return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
 
-        with tarfile.open(self.folder / PICTURES) as tar:
-            files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+        try:
+            with tarfile.open(self.folder / PICTURES) as tar:
+                files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+        except tarfile.TarError as error:
+            raise ValueError(f"{self.folder / PICTURES} is damaged ({one_line(error)}): prepare it again") from error
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             return torch.stack(list(threads.map(pixels, files)))
 
@@ -178,6 +182,13 @@ def unpack(folder: Path, out: Path) -> list[Path]:
             raise ValueError(f"{folder / PICTURES} lacks {min(lacking)}: prepare it again with `lantern train data`")
         tar.extractall(out, [found[name] for name in names], filter="data")
     return [out / name for name in names]
+
+
+def held_or_trained(held: list[int], trained: list[int]) -> Tensor:
+    """Return the held-out images, or with a warning the first 64 that are trained on if there are none."""
+    if not held:
+        print("warning: no image is held out: figures called held-out are of training images", file=sys.stderr)
+    return torch.tensor(held or trained[:64])
 
 
 def share_of(key: str) -> float:
@@ -368,7 +379,8 @@ def read_classes(path: Path) -> Iterator[Sample]:
     for file in list_pictures(path):
         name = file.relative_to(path)
         label = " ".join(name.parts[0].replace("_", " ").split()) if len(name.parts) > 1 else ""
-        yield Sample(name.as_posix(), file.read_bytes(), (label, article(label)) if label else (), label)
+        captions = (label, article(label)) if label else ()
+        yield Sample(name.as_posix(), file.read_bytes(), captions, label, lack="in no folder of a class")
 
 
 def list_pictures(path: Path) -> list[Path]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.config import build_config, check_number, hint_for
+from lantern.core.config import build_config, check_least, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, save_component, save_tensors, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -258,13 +258,10 @@ class DrafterConfig:
     top_p: float = 1.0
     unroll: int = 3
     noise: float = 0.0
-    slots: int = 12
 
     def __post_init__(self) -> None:
         find_kind(self.kind)
-        for name in ("batch", "shard", "unroll", "held_out"):
-            check_number(name, vars(self)[name], 1)
-        check_number("noise", self.noise, 0.0)
+        check_least(self, batch=1, shard=1, unroll=1, held_out=1, noise=0, lr=0, weight_decay=0)
         if not self.held_out < self.pictures < MOST and not (self.source == "online" and not self.pictures):
             raise ValueError(f"pictures is {self.pictures}, wanted more than the {self.held_out} held out, or 0 online")
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
@@ -293,6 +290,8 @@ class DrafterTask(Task):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: it trains all of the drafter")
         if config.noise and "layers" in module.reads:
             raise ValueError(f"noise is {config.noise:g}, wanted 0: {config.kind} reads layers, not features")
+        if config.unroll >= (tokens := target.config.block_size):
+            raise ValueError(f"unroll is {config.unroll}, wanted fewer than the {tokens} tokens of an image")
         self.frozen = (target.requires_grad_(False).eval(),)
         self._source = source
         self.batch_tokens = config.batch * target.config.block_size
@@ -431,11 +430,12 @@ def train(
         assert text_encoder is not None
         model.to(device)
         encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-        read = captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
+        slots = model.config.cls_token_num  # as many as generation reads
+        read = captions_name(text_encoder, tokenizer, prepared, slots=slots)
         if encoder.width != model.config.caption_dim:
             wanted = f"wanted that of width {model.config.caption_dim} with which {target} was trained"
             raise ValueError(f"{text_encoder} has embeddings of width {encoder.width}, {wanted}")
-        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
+        captions = encode_captions(encoder, prepared, cache / read, slots=slots)
         condition, records = captions.of, captions.readable(records)
     if not (texts := [record.captions[0][0] for record in records if record.split == "train"]):
         raise ValueError(f"{prepared.folder} {NO_IMAGES}")
@@ -445,9 +445,10 @@ def train(
     source: Teacher | FeatureCache = teacher
     if config.source == "offline":
         numbers, weights = (seed, config.pictures, config.shard), weights_digest(model.state_dict())
-        made = repr((weights, read, numbers, config.slots, sampling, sorted(module.reads)))
+        made = repr((weights, read, numbers, sampling, sorted(module.reads)))
         name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
         source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
-        source.fill(teacher)
     task = DrafterTask(config, model, source, module)
+    if isinstance(source, FeatureCache):
+        source.fill(teacher)
     run_loop(task, config.loop, out=out, init=init, source=f"{module.config.target} {read}")

@@ -163,8 +163,8 @@ def encode_captions(encoder: TextEncoder, prepared: Prepared, path: Path, *, slo
             raise ValueError(f"{prepared.folder}: {line}: wanted words that the text encoder reads")
         print(f"warning: {line}: images without another one are left out", file=sys.stderr)
     if full := int(mask.all(1).sum()):
-        line = f"{full} of {len(texts)} captions fill all {slots} slots; longer ones are cut: raise slots in the config"
-        print(f"warning: {line}", file=sys.stderr)
+        line = f"{full} of {len(texts)} captions fill all {slots} slots; longer ones are cut"
+        print(f"warning: {line}: raise slots in the target's config", file=sys.stderr)
     return Conditions(index, tensors["features"], mask)
 
 

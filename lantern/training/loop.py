@@ -22,7 +22,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lantern.core.config import check_number, install_hint, one_line
+from lantern.core.config import check_least, check_number, install_hint, one_line
 from lantern.core.io import (
     CONFIG_NAME,
     TRAINING_NAME,
@@ -70,9 +70,7 @@ class LoopConfig:
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "warmup": 0, "log_every": 1, "evaluate_every": 1, "accumulate": 1, "minutes": 0}
-        for name, low in least.items():
-            check_number(name, vars(self)[name], low)
+        check_least(self, steps=1, warmup=0, clip=0, log_every=1, evaluate_every=1, accumulate=1, minutes=0)
         check_number("decay", self.decay, 0, self.steps)
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema is {self.ema}, wanted from 0 to below 1")
@@ -87,7 +85,7 @@ class LoopConfig:
     ) -> "LoopConfig":
         """Return the loop with options of the command line; a decay of more steps than there are is shortened.
 
-        ValueError if both steps and minutes are given.
+        Without a GPU, bf16 becomes fp32 on a processor with AVX2 alone. ValueError if both steps and minutes are given.
         """
         if steps is not None and minutes is not None:
             raise ValueError("got --steps and --minutes: give one of them")
@@ -95,7 +93,12 @@ class LoopConfig:
         if fall > length:
             print(f"decay is {fall} steps, more than the {length} of this training: set to {length}", file=sys.stderr)
             fall = length
-        return dataclasses.replace(self, steps=length, decay=fall, minutes=minutes or self.minutes)
+        changed = dataclasses.replace(self, steps=length, decay=fall, minutes=minutes or self.minutes)
+        is_slow = not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
+        if self.precision == "fp32" or not is_slow:
+            return changed
+        print("precision is bf16, several times slower than fp32 on this processor: set to fp32", file=sys.stderr)
+        return dataclasses.replace(changed, precision="fp32")
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from lantern.core.config import embedded_model
+from lantern.core.config import check_least, embedded_model
 from lantern.core.io import save_component, weights_digest
 from lantern.drafters.eagle.drafter import FrequencyTable
 from lantern.drafters.lookup import SamTables
@@ -30,8 +30,7 @@ class TablesConfig:
     seed: int = 1000
 
     def __post_init__(self) -> None:
-        if min(self.limit, self.groups, self.batch) < 1:
-            raise ValueError(f"limit {self.limit}, groups {self.groups}, batch {self.batch}: wanted at least 1")
+        check_least(self, limit=1, groups=1, batch=1)
 
 
 def make(config: TablesConfig, *, out: Path, prompts: Path, model: Path | None = None) -> None:

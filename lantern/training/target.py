@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from lantern.core.config import check_number
+from lantern.core.config import check_least, check_number
 from lantern.core.io import WEIGHTS_NAME, check_state, load_component, load_state, save_component, sha256_of, write_json
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME, TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, prefix_mask
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.training.data import Prepared
+from lantern.training.data import Prepared, held_or_trained
 from lantern.training.features import Conditions, captions_name, decode, encode_captions, number_classes, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -56,8 +56,11 @@ class TargetConfig:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name, share in (("corruption", self.corruption), ("corruption_others", self.corruption_others)):
-            check_number(name, share, 0, 1)
+        check_least(self, batch=1, matrix_lr=0, other_lr=0, weight_decay=0, slots=1, corruption_neighbours=1)
+        for name in ("corruption", "corruption_others"):
+            check_number(name, vars(self)[name], 0, 1)
+        if min(self.kinds.values(), default=0) < 0 or not any(self.kinds.values()):
+            raise ValueError(f"kinds is {self.kinds!r:.80}, wanted weights of kinds: none below 0 and one above")
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
 
@@ -124,7 +127,7 @@ class TargetTask(Task):
         held = [i for i, r in enumerate(records) if r.kind == "plain" and r.split == "heldout"][:64]
         self._pool = torch.tensor([record for pool in pools for record in pool])
         self._pool_sizes = torch.tensor([len(pool) for pool in pools])
-        self._held = torch.tensor(held or pools[0][:64])
+        self._held = held_or_trained(held, pools[0])
         self._images = torch.tensor([r.image for r in records])
         # of record r: its captions, and the running sums of their weights but the last, with padding that none reaches
         rows = [torch.tensor([captions.index[text] for text, _ in r.captions]) for r in records]
@@ -160,7 +163,7 @@ class TargetTask(Task):
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return caption features, their mask, tokens, input tokens, and which captions are dropped."""
         generator = step_generator(self.config.loop.seed, step, rank)
-        size, weights = self.config.batch, torch.tensor(list(self.config.kinds.values()))
+        size, weights = self.config.batch, torch.tensor([float(weight) for weight in self.config.kinds.values()])
         kinds = torch.multinomial(weights, size, replacement=True, generator=generator)
         uniforms = torch.rand(4, size, generator=generator, dtype=torch.float64)
         before = self._pool_sizes.cumsum(0) - self._pool_sizes

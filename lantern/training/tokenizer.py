@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from lantern.core.config import check_least, check_number
 from lantern.core.io import load_module, save_component, sha256_of
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels
-from lantern.training.data import NO_IMAGES, Prepared
+from lantern.training.data import NO_IMAGES, Prepared, held_or_trained
 from lantern.training.features import decode, encode, picture_tokens
 from lantern.training.loop import LoopConfig, Task, run_loop, save_sheet, step_generator
 
@@ -33,7 +34,7 @@ class TokenizerConfig:
 
     `shift` moves images by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
     how long the encoder learns before its vectors are quantised. `composites` is the share of images that are not of
-    kind plain.
+    kind plain. ValueError for values out of range.
     """
 
     model: VQConfig
@@ -48,6 +49,11 @@ class TokenizerConfig:
     free_steps: int = 150
     composites: float = 0.2
     weight_decay: ClassVar[float] = 0.01
+
+    def __post_init__(self) -> None:
+        check_least(self, batch=1, lr=0, shift=0, perceptual=0, commit=0, revive_below=0, free_steps=0)
+        for name in ("codebook_decay", "composites"):
+            check_number(name, vars(self)[name], 0, 1)
 
 
 def reconstruction(
@@ -133,7 +139,7 @@ class TokenizerTask(Task):
         others = [r.image for r in train if r.kind != "plain"]
         held = [r.image for r in prepared.records if r.split == "heldout"]
         self._images, self._plain, self._others = images, torch.tensor(plain), torch.tensor(others or plain)
-        self._held = images[torch.tensor(held or plain[:64])]
+        self._held = images[held_or_trained(held, plain)]
         self.frozen = (Perceptual(packages),) if config.perceptual else ()
         self.batch_tokens = config.batch * (images.shape[-1] // config.model.downsample) ** 2
         self._seen: tuple[Tensor, Tensor] | None = None

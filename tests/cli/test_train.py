@@ -50,6 +50,7 @@ def test_a_stage_is_called_with_its_config_and_options_and_the_first_process_of_
     calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture, rank: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     folder = str(tmp_path)
     given = ["--data", folder, "--vq", folder, "--text-encoder", folder, "--steps", "7", "--decay", "3"]
     assert main(["train", "target", "--config", "target-small", "--out", folder, *given]) == 0
@@ -57,6 +58,9 @@ def test_a_stage_is_called_with_its_config_and_options_and_the_first_process_of_
     assert options == dict.fromkeys(("out", "data", "vq", "text_encoder"), tmp_path)
     assert (config.loop.steps, config.loop.decay) == (7, 3) and config.batch == 32
     assert bool(capsys.readouterr().out) == (rank == "0")
+    for stage in ("data", "all"):  # whose files each process would write
+        message = f"stage {stage} runs in one process, got 2: start it without torchrun"
+        assert message in refused_by(capsys, "train", stage, "--out", folder)
 
 
 @pytest.mark.parametrize("arguments", [["--config", "data-emoji"], ["--recipe", "emoji"], ["--config", "mine.json"]])

@@ -102,7 +102,7 @@ def test_command_trains_and_refuses_unusable_records_and_configs(tmp_path: Path,
     refused(PolicyConfig, LOOP, kind="c3t", match="policy kind is 'c3t'")
     (tmp_path / "c.json").write_text('{"kind": "sam", "groups": 0}')
     given = ["--prompts", str(tmp_path), "--out", out, "--config", str(tmp_path / "c.json")]
-    assert "groups 0, batch 16: wanted at least 1" in refused_by(capsys, "train", "tables", *given)
+    assert "groups is 0, wanted a number from 1 on" in refused_by(capsys, "train", "tables", *given)
 
 
 def test_tables_are_those_of_the_tokens_that_the_model_samples(copied: Path, tmp_path: Path) -> None:

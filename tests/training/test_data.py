@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
-from lantern.training.data import DataConfig, Prepared, Record, Summary, prepare, write_prepared
+from lantern.training.data import DataConfig, Prepared, Record, Summary, held_or_trained, prepare, write_prepared
 from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
 from tests.cli.calls import Capture
@@ -117,6 +117,12 @@ def test_class_folders_are_captions(tmp_path: Path) -> None:
     assert (prepared.images() == 255).all()
 
 
+def test_figures_of_training_images_are_not_called_held_out_without_a_warning(capsys: Capture) -> None:
+    assert held_or_trained([3], [5, 6]).tolist() == [3] and not capsys.readouterr().err
+    assert held_or_trained([], [5, 6]).tolist() == [5, 6]
+    assert "warning: no image is held out" in capsys.readouterr().err
+
+
 def test_mirrors_of_training_pictures_are_added(tmp_path: Path) -> None:
     files: dict[str, Any] = {f"sky/{i}.jpg": noisy((40, 60, 220), i) for i in range(24)}
     prepared, summary = made(tmp_path, files | {"sky/torn.jpg": b"no image"}, size=16, held_out=0.2, mirrors=True)
@@ -142,7 +148,8 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
 
 
 def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
+    messages = {"folder": "no usable image", "classes": "x.png: in no folder of a class", "webdataset": "no tar file"}
+    for source, expected in messages.items():
         refused(made, tmp_path, {"x.png": b"x"}, source, match=expected)
     message = "path is empty, wanted the folder data to read: give --path"
     refused(prepare, DataConfig(), out=tmp_path / "out", match=message)
@@ -157,6 +164,9 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7]
     (tmp_path / "out" / "pictures.npy").write_bytes(b"torn")
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
+    (tmp_path / "out" / "pictures.npy").unlink()
+    (tmp_path / "out" / "pictures.tar").write_bytes(b"torn")
+    refused(prepared.images, match=r"pictures\.tar is damaged .*prepare it again")
 
 
 def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,7 @@ def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
 def test_a_training_that_leaves_layers_or_heads_untrained_is_refused(kind: str, model: dict[str, Any]) -> None:
     config = replace(CONFIG, kind=kind, model=model)
     refused(task_of, config=config, match=rf"unroll is 3, wanted at least {model['depths']}")
+    refused(task_of, config=replace(CONFIG, unroll=16), match="unroll is 16, wanted fewer than the 16 tokens")
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> None:

@@ -96,6 +96,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "net.pt").exists()
 
 
+@pytest.mark.parametrize(("found", "precision"), [("AVX2", "fp32"), ("AVX512", "bf16")])
+def test_bf16_is_not_taken_where_it_is_slow(monkeypatch: pytest.MonkeyPatch, found: str, precision: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: found)
+    assert LoopConfig(steps=9).with_length().precision == precision
+
+
 def test_learning_rate_rises_stays_and_falls_within_the_steps(capsys: Capture) -> None:
     scales = [CONFIG.scale(step) for step in range(30)]
     assert scales[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -220,7 +227,7 @@ def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path, monkeypa
 
 def test_bad_schedules_are_refused() -> None:
     bad = {"precision": ["fp8"], "steps": [0], "warmup": [-1], "decay": [99, -1], "accumulate": [0], "ema": [1.0, -0.1]}
-    bad |= {"log_every": [0], "evaluate_every": [0], "minutes": [-1]}
+    bad |= {"log_every": [0], "evaluate_every": [0], "minutes": [-1], "clip": [-1]}
     for name, values in bad.items():
         for value in values:
             refused(build_config, LoopConfig, {"steps": 10, name: value}, source="c", match=f"{name}.*wanted")

@@ -62,7 +62,8 @@ def test_captioned_pictures_become_a_model(photos: Path, config: Path, tmp_path:
     out = tmp_path / "my-model"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--steps", "3"]
     assert main([*given, "--only", "data"]) == 0
-    assert "tokenizer, target, drafter to do" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "0 inputs left out" in printed and "tokenizer, target, drafter to do" in printed
     assert "wanted one of data, tokenizer, target, drafter" in refused_by(capsys, *given, "--only", "datas")
     assert main(given) == 0
     assert not list(out.glob("*/checkpoint.pt")) and not list(out.glob("*/pictures.npy"))

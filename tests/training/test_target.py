@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.config import read_json_object
-from lantern.core.io import load_component, load_state, save_component
+from lantern.core.io import load_component, load_state, load_tensors, save_component
 from lantern.core.sampling import Sampling
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import CLASSES_NAME
@@ -124,6 +124,8 @@ def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path
 def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
     config = task_of(tmp_path, 10).config
     refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a number from 0 to 1")
+    refused(replace, config, batch=0, match="batch is 0, wanted a number from 1 on")
+    refused(replace, config, kinds={"plain": 0}, match="wanted weights of kinds: none below 0 and one above")
     message = "corruption_others needs other images: batch is 1, wanted 2 or more"
     refused(replace, config, corruption_others=0.5, batch=1, match=message)
 
@@ -255,9 +257,16 @@ def test_parts_of_other_sizes_and_data_to_hold_out_alone_are_refused_in_one_line
         ([*drafter, *TEXT, "--size", "8x8"], "whole/transformer makes images of one size: omit --size"),
     ):
         assert message in refused_by(capsys, *words)
+    Path("few.json").write_text('{"kind": "medusa", "loop": {"steps": 1}, "unroll": 1}')
+    message = "unroll is 1, wanted at least 4: it trains all of the drafter"
+    assert message in refused_by(capsys, *drafter, *TEXT, "--config", "few.json", "--kind", "medusa")
+    assert not list(Path("run").glob("features-*"))  # which take long
+    captions = load_tensors(next(Path("run").glob("captions-*")))
+    assert captions["mask"].shape[1] == tiny_config().cls_token_num  # as many as generation reads
     prepared(Path("odd"), [(np.zeros((9, 9, 3), np.uint8), records_of()[0])])
     message = "images are 9 pixels wide, wanted a multiple of 2"
     refused(TokenizerTask, TokenizerConfig(VQ, LoopConfig(1)), Prepared.open("odd"), None, match=message)
+    refused(TokenizerConfig, VQ, LoopConfig(1), shift=-1, match="shift is -1, wanted a number from 0 on")
     config = json.loads(Path("whole/transformer/config.json").read_text())
     Path("classes").mkdir()
     Path("classes/config.json").write_text(json.dumps(config | {"model_type": "c2i"}))
