@@ -39,8 +39,8 @@ class Layer:
     `places` is the token number of the children, `side` the tokens per row. `reach` is the log
     probability of reaching a node by the policy, `joint` by the scores alone. `near` is the acceptance at the left,
     upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `scores` log q plus noise, and
-    `tokens` the candidates, None where a policy must not read sampled tokens. What follows from these is computed when
-    it is read.
+    `tokens` the candidates; where a policy must not read sampled tokens these are `rows` and None. What follows from
+    them is computed when it is read.
     """
 
     depth: int

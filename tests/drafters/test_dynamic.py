@@ -58,7 +58,7 @@ class Constant(Policy):
     is_predictable: ClassVar[bool] = True
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
-        assert layer.tokens is None
+        assert layer.tokens is None and layer.scores is layer.rows
         return torch.tensor(self.rates).log().expand(*layer.reach.shape, -1)
 
 

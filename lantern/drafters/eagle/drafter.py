@@ -287,7 +287,9 @@ class GrowingDrafter(EagleDrafter):
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
             log_qs.append(self.log_q(self._logits(features), self._followed(depth)))
             layer, tokens = self._look(log_qs[-1], front, depth)
-            shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, tokens=None)
+            shown = layer
+            if self.policy.is_predictable:
+                shown = dataclasses.replace(layer, scores=layer.rows, tokens=None)
             fronts.append(front)
             layers.append(layer)
             more, front, pick = self._add(count, front, layer, tokens, self.policy.chances(shown))

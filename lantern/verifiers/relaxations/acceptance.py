@@ -43,7 +43,7 @@ class Grouped(Acceptance):
         window = place + around
         near = order.gather(1, window.clamp(0, order.shape[1] - 1))
         own_p, p, q = trial.own_p[:, None], trial.p.gather(1, near), trial.q.gather(1, near)
-        away = (self.codebook[near] - self.codebook[trial.tokens][:, None]).norm(dim=-1)
+        away = (self.codebook[near].to(p.dtype) - self.codebook[trial.tokens][:, None]).norm(dim=-1)
         is_alike = ((p - own_p).abs() < self.p_radius) & (away < self.d_radius)
         is_in = (window >= 0) & (window < order.shape[1]) & (is_alike | (around == 0))
         tiny = torch.finfo(q.dtype).tiny  # for tokens with q = 0, which are never tested

@@ -79,8 +79,9 @@ def test_verdicts_are_those_of_the_verifier(mode: str) -> None:
         tree, rows = drafted(random.Random(seed), seed, CHAIN if is_window else TREES[0], **how)
         parts: dict[str, Any] = {name: part for name, part in vars(tree.shape).items() if name != "widths"}
         if seed > 1 and not is_window:  # trees of their own
-            own = {name: part.expand(IMAGES, *part.shape) for name, part in parts.items()}
-            tree = replace(tree, shape=replace(tree.shape, **own))
+            other = vars(named("chain_8").shape(tree.tokens.device))
+            own = {name: torch.stack([part, other[name]]) for name, part in parts.items()}
+            tree = replace(tree, shape=replace(tree.shape, **own, widths=(8,) * 8))
         verifier = RelaxedVerifier(rule, inner)
         if mode in ("gumbel", "jacobi"):  # the first draft matches
             tree.tokens[:, 1] = RelaxedRows(rule, tree, rows, rows.noise).sample()[:, 0]

@@ -147,6 +147,7 @@ def test_images_may_have_trees_of_their_own_with_gaps() -> None:
     drafted, rows = problem(7, TREES[0], "sampled", Sampling(guidance=2.0, guidance_interval=3))
     parents, ranks = (part.expand(IMAGES, -1).clone() for part in (drafted.shape.parents, drafted.shape.ranks))
     ranks[1] += ranks[1] > 0  # rank 1 has no child
+    parents[1, 8] = 3  # not 2
     shape = drafted.shape
     widths = tuple(width + 1 for width in shape.widths)
     own = replace(shape, parents=parents, ranks=ranks, depths=shape.depths.expand(IMAGES, -1), widths=widths)

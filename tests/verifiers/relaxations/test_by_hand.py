@@ -136,6 +136,12 @@ def test_a_group_is_alike_neighbours_in_the_order_of_p(token: int, settings: dic
     assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.2 * 1 + 0.15 * 3) / 0.35)
 
 
+def test_distances_of_a_group_are_not_rounded_to_the_dtype_of_the_codebook() -> None:
+    vectors = torch.tensor([[0], [0.5], [0], [0], [256]], dtype=torch.bfloat16)  # 4 is 255.5 from 1, in bf16 256
+    rule = Grouped(vectors, group=2, p_radius=1.0, d_radius=255.75)
+    assert rule.judge(UnderTest(ORDERED, DRAFTED, torch.tensor([4]), False)).mass.item() == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize(("epsilon", "bar"), [(1.0, 0.8 * math.exp((P * P.log()).sum().item())), (0.12, 0.12)])
 def test_typical_drafts_are_accepted_above_the_lower_of_both_thresholds(epsilon: float, bar: float) -> None:
     for token in range(5):
