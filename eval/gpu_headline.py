@@ -310,9 +310,7 @@ class Bench:
         return {f"{tau:g}": self._at(tau, figures) for tau in self.sizes.taus if tau <= window}
 
     def _at(self, tau: float, figures: Figures) -> Figures:
-        """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding, of whole
-        images or of as many steps: later ones read more keys.
-        """
+        """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
         sections = self.found["sections"]
         known = [one["ms_per_step"] for one in sections.get("plain", {}).values() if "share" in (one or ())]
         known += [one["ms_per_step"] for one in [sections.get("drafted", {}).get("plain", {})] if "passes" in one]
@@ -698,9 +696,7 @@ def work(path: Path, sections: Sequence[str], *, ending: float, device: torch.de
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     bench = Bench(device, is_toy, found, lambda: write_json(path, found))
-    for name in sections:
-        if name in found["finished"]:
-            continue
+    for name in [one for one in sections if one not in found["finished"]]:
         found["under_way"], begun = name, time.monotonic()
         bench.until = ending if is_toy else min(begun + SECTIONS[name], ending)
         bench.save()
