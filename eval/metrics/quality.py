@@ -245,7 +245,7 @@ def measure(
 
 
 def in_order(metrics: Sequence[str], *, images: int = FEW, has_pictures: bool = True) -> list[str]:
-    """Return the metrics to compute, in printed order, KID too beside FID of few images; ValueError for unknown ones."""
+    """Return the metrics to compute, in printed order, KID beside FID of few images; ValueError for unknown ones."""
     for name in metrics:
         if name not in METRICS:
             raise ValueError(f"metric {name[:40]!r} is unknown: {hint_for(name, METRICS)}")
