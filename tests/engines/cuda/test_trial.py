@@ -47,7 +47,7 @@ def prepared() -> Any:
         (FusedTarget, torch.bfloat16, False),
         (FusedTarget, torch.bfloat16, True),
         (LlamaTarget, torch.float32, False),
-        (LlamaTarget, torch.bfloat16, True),
+        pytest.param(LlamaTarget, torch.bfloat16, True, marks=pytest.mark.slow),
     ],
 )
 def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(

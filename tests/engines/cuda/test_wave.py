@@ -30,7 +30,7 @@ SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=5)
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3), (5, 5), (8, 1)]
 # specmquant-paper's inner rounds are counted by the host
 NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
-FEW = ("plain", "eagle1", "eagle1-traversal", "lantern++", "gumbel-jacobi", "sjd", "medusa", "sam")
+FEW = ("plain", "eagle1", "eagle1-traversal", "lantern++", "gumbel-jacobi", "sjd")
 
 
 @dataclass(frozen=True)
