@@ -97,7 +97,7 @@ class LoopConfig:
         is_slow = not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
         if self.precision == "fp32" or not is_slow:
             return changed
-        print("precision is bf16, several times slower than fp32 on this processor: set to fp32", file=sys.stderr)
+        print("precision is bf16, which is slower than fp32 on this processor: set to fp32", file=sys.stderr)
         return dataclasses.replace(changed, precision="fp32")
 
 
