@@ -681,7 +681,7 @@ engines/cuda/walk.py: engines/cuda/test_walk.py
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 + tl.store(NEXT + image, tl.load(SAMPLED + image * nodes))
 
-engines/cuda/relax.py: engines/cuda/test_relax.py
+engines/cuda/relax.py: engines/cuda/test_walk.py
 - (TOKEN_COUNT - 1 - at)
 + at
 - tl.floor(left * tl.maximum(kept, 0.0))
@@ -689,7 +689,7 @@ engines/cuda/relax.py: engines/cuda/test_relax.py
 - cut = tl.minimum(total * scale
 + cut = tl.minimum(total
 
-engines/cuda/target.py: engines/cuda/test_relax.py
+engines/cuda/target.py: engines/cuda/test_walk.py
 - return verifier.complete(verdict, tree, rows, relaxed)
 + return verdict
 

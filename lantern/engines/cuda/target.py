@@ -21,6 +21,7 @@ from lantern.core.sampling import Purpose, Sampling
 from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdict
 from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, on_device, read_in_passes
 from lantern.decoding.cache import StaticCache
+from lantern.decoding.loop import LogitRows
 from lantern.engines.cuda import constant_rows, fused, kernels, relax, rows_of, walk
 from lantern.engines.cuda.kernels import BlockAttention
 from lantern.engines.pass_times import waves
@@ -28,6 +29,7 @@ from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxed import RelaxedVerifier
 
 LOG = logging.getLogger("lantern")
 FEW = 128  # rows of a batch up to which one read of the weights per 64 rows is fewer bytes than its activations
@@ -231,6 +233,20 @@ class KernelPass:
         return x.view(-1, attention.rows, x.shape[1])[:, : attention.live]
 
 
+def without_top_p(
+    sampling: Sampling, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]
+) -> tuple[Float[Tensor, "b r n v"], Sampling]:
+    """Return logits and a sampling without top-p that have the same distributions; one row counts as guided.
+
+    torch finds the nucleus: another order of its running sum in fp32 would be another nucleus.
+    """
+    if sampling.top_p == 1 or sampling.is_greedy:
+        return logits, sampling
+    if logits.shape[1] == 1:
+        sampling = replace(sampling, guidance=1.0)
+    return sampling.scores(logits, places)[:, None], relax.PLAIN
+
+
 class KernelTarget(PreparedTarget):
     """A target that scores tokens by kernels, and prompts by torch, always the same number of them.
 
@@ -278,6 +294,9 @@ class KernelTarget(PreparedTarget):
         """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
         if not KernelTarget.walks or not walk.takes(verifier, tree, rows):
             return None
+        if isinstance(rows, LogitRows) and isinstance(verifier, RejectionVerifier | RelaxedVerifier):
+            logits, sampling = without_top_p(rows.sampling, rows.logits, rows.places)
+            rows = replace(rows, logits=logits, sampling=sampling)
         try:
             if isinstance(verifier, GumbelVerifier):
                 return walk.match(tree, rows)
@@ -311,8 +330,8 @@ class KernelTarget(PreparedTarget):
         return best
 
     def ranker(self, sampling: Sampling, noise: Any) -> Ranker | None:
-        """Return the sampling kernel that writes log q too, None for top-p and at temperature 0."""
-        if sampling.top_p < 1 or sampling.is_greedy:
+        """Return the sampling kernel that writes log q too, None at temperature 0."""
+        if sampling.is_greedy:
             return None
 
         def ranked(
@@ -320,7 +339,8 @@ class KernelTarget(PreparedTarget):
         ) -> tuple[Tensor, Float[Tensor, "b n v"]]:
             log_q = torch.empty(*places.shape, logits.shape[-1], dtype=torch.float32, device=logits.device)
             table = None if purpose is None else noise.gumbel_table(purpose)
-            return kernels.sample(logits, places, table, sampling, width=width, log_q=log_q), log_q
+            logits, rest = without_top_p(sampling, logits, places)
+            return kernels.sample(logits, places, table, rest, width=width, log_q=log_q), log_q
 
         return ranked
 

@@ -476,7 +476,7 @@ class KernelGrouped(Grouped):
 def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
     """Return whether a kernel walks a tree: for Gumbel match, and for rejection, exact or by one of RULES.
 
-    Rejection needs logits without top-p of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
+    Rejection needs logits of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
     So do rows of `Bounded` and `Mixture`, which `relax.KernelRows` makes for any verifier. In windows a kernel finds
     the groups of `Grouped`.
     """
@@ -488,7 +488,7 @@ def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
         return False
     if type(verifier) is CouplingVerifier:
         return type(verifier.relaxation) is Grouped
-    if rows.sampling.top_p < 1 or rows.logits.shape[-1] > MOST_TOKENS:
+    if rows.logits.shape[-1] > MOST_TOKENS:
         return False
     if type(verifier) is RelaxedVerifier:
         return type(verifier.relaxation) in MOVES and tree.log_q is not None and not rows.sampling.is_greedy

@@ -204,13 +204,16 @@ def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_s
 
 
 @pytest.mark.parametrize(
-    ("guidance", "temperature", "interval", "top_k"), [(3.0, 1.0, -1, 20), (1.0, 0.7, -1, 0), (7.5, 0.0, 4, 1000)]
+    "sampling",
+    [
+        Sampling(guidance=3.0, top_k=20),
+        Sampling(guidance=1.0, temperature=0.7),
+        Sampling(guidance=7.5, temperature=0.0, guidance_interval=4, top_k=1000),
+        Sampling(guidance=3.0, top_p=0.9),
+    ],
 )
 @pytest.mark.parametrize("purpose", [None, Purpose.TARGET, Purpose.DRAFT], ids=["point", "gumbel", "sampled"])
-def test_children_and_log_q_are_those_of_torch(
-    purpose: Purpose | None, guidance: float, temperature: float, interval: int, top_k: int
-) -> None:
-    sampling = Sampling(guidance=guidance, temperature=temperature, top_k=top_k, guidance_interval=interval)
+def test_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling: Sampling) -> None:
     ranks, tokens, nodes, width = ranking(sampling), 1200, 2, 6
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     target = KernelTarget.__new__(KernelTarget)
@@ -223,16 +226,18 @@ def test_children_and_log_q_are_those_of_torch(
         log_q = ranks.filtered(given[:, 0]) if is_guided else ranks.log_probs(given, places)
         scores = log_q if purpose is None else log_q + noise.gumbel(places, purpose)
         best, found = ranker(given, places, width=width, purpose=purpose)
-        assert torch.equal(best, scores.topk(width).indices)
+        ordered = scores.topk(width)
+        is_kept = ordered.values > -torch.inf
+        assert torch.equal(best[is_kept], ordered.indices[is_kept])
         assert torch.equal(found == -torch.inf, log_q == -torch.inf)
         kept = log_q > -torch.inf
         assert torch.allclose(found[kept], log_q[kept], atol=1e-5, rtol=0.0)
 
 
-def test_top_p_and_temperature_0_are_left_to_torch() -> None:
+def test_log_q_at_temperature_0_and_samples_with_top_p_are_left_to_torch() -> None:
     target = KernelTarget.__new__(KernelTarget)
-    assert target.ranker(Sampling(top_p=0.9), None) is None
     assert target.ranker(Sampling(temperature=0.0), None) is None
+    assert target.sampler(Sampling(top_p=0.9), None) is None
 
 
 def compiled(*arguments: str) -> Any:

@@ -99,12 +99,13 @@ class Operations(TorchDispatchMode):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("method", "most"),
     [
         ("plain", 225),
         pytest.param("eagle1", 288, marks=SLOW),
         pytest.param("eagle1-rejection", 290, marks=SLOW),
         ("lantern++", 290),
+        pytest.param("lantern++ with top-p", 329, marks=SLOW),
         pytest.param("lantern++-paper", 326, marks=SLOW),
         pytest.param("grouped", 290, marks=SLOW),
         pytest.param("eagle2", 552, marks=SLOW),
@@ -115,8 +116,10 @@ class Operations(TorchDispatchMode):
         pytest.param("bounded-scd", 306, marks=SLOW),
     ],
 )
-def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> None:
+def test_a_round_has_few_launches(method: str, most: int, launched: list[Any]) -> None:
     """Of one image under guidance. Each layer has as many: targets of one and two layers give those of any number."""
+    name, _, top_p = method.partition(" ")
+    sampling = Sampling(guidance=3.0, top_k=20, top_p=0.9 if top_p else 1.0)
     # a launch is for all nodes of a window, or of a depth of a tree
     tree, found = METHODS[name].tree, list[int]()
     settings: dict[str, Any] = {"tree": f"chain_{named(tree).depth}"} if tree else {}
@@ -124,7 +127,7 @@ def test_a_round_has_few_launches(name: str, most: int, launched: list[Any]) -> 
     for layers in (1, 2):
         target = tiny_target(block_size=16, dim=16, n_head=1, n_layer=layers, vocab_size=32)
         engine = GraphEngine(products="fused")
-        decoder = tiny_decoder(name, target, Sampling(guidance=3.0, top_k=20), engine=engine, **settings)
+        decoder = tiny_decoder(name, target, sampling, engine=engine, **settings)
         state = decoder.begin(tiny_condition((4,)), keys=[(9, 0)])
         for _ in range(2):  # the second one allocates what later ones use again
             state.take()
