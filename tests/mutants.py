@@ -310,8 +310,8 @@ drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
 + features = features[:, :1]
 
 drafters/eagle/drafter.py: drafters/test_dynamic.py
-- children // self.growth.width, children % self.growth.width
-+ children // self.growth.width, children // self.growth.width
+- starts += [above] * count
++ starts += [0] * count
 - .scatter(1, numbers, order).gather(1, kept)
 + .scatter(1, numbers, order)[:, : kept.shape[1]]
 

@@ -5,11 +5,16 @@ Nodes have no state; the loaded model travels through the graph as a value of ty
 
 import json
 
+import comfy.model_management
+import comfy.utils
 import torch
 from comfy_api.latest import ComfyExtension, io
 
 import lantern
+from lantern.core.types import Step
 from lantern.engines.engine import ENGINES
+from lantern.generation.generator import INTERVAL
+from lantern.generation.images import Picture
 from lantern.generation.requests import MAX_EXACT_SEED
 from lantern.models.folder import Model
 
@@ -75,16 +80,24 @@ class LanternSample(io.ComfyNode):
         text = prompt.strip()
         if not model.takes_prompts and not text.isdecimal():
             raise ValueError(f"the prompt is {text[:40]!r}, and model {model.name} takes class labels: give a number")
-        made = list(
-            lantern.generate(
-                model,
-                [text if model.takes_prompts else int(text)] * pictures,
-                seed=seed,
-                method=None if method == DEFAULT else method,
-                sampling=model.sampling(guidance=None if guidance < 0 else guidance),
-                batch=min(pictures, 8),
-            )
-        )
+        tokens, made = model.target.config.block_size, list[Picture]()
+        bar = comfy.utils.ProgressBar(pictures * tokens)
+
+        def watch(step: Step) -> None:
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            bar.update_absolute(len(made) * tokens + int((step.start + step.counts).sum()))  # sync
+
+        for picture in lantern.generate(
+            model,
+            [text if model.takes_prompts else int(text)] * pictures,
+            seed=seed,
+            method=None if method == DEFAULT else method,
+            sampling=model.sampling(guidance=None if guidance < 0 else guidance),
+            batch=min(pictures, 8),
+            callback=watch,
+            interval=INTERVAL,
+        ):
+            made.append(picture)
         images = torch.stack([one.pixels for one in made if one.pixels is not None]).float().cpu() / 255
         return io.NodeOutput(images, "\n".join(json.dumps(one.as_dict()) for one in made))
 

@@ -164,6 +164,14 @@ def outcome(failures: Collection[str]) -> int:
     return FAILED if failures else DONE
 
 
+def tell(line: str) -> None:
+    """Print a line on stdout; where nobody reads it any more, the command goes on all the same."""
+    try:
+        print(line)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _is_unread() -> bool:
     """Return whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()

@@ -136,7 +136,8 @@ def _engines() -> Iterator[Finding]:
     model = load_model(parts=())
     yield from _engines_of(model.target)
     method = choose_method(model, "auto", report=lambda line: None)
-    yield Finding(f"method auto: {method.spec} ({method.reason}); `lantern tune` measures all methods")
+    advice = "" if "lantern tune" in method.reason else "; `lantern tune` measures all methods"
+    yield Finding(f"method auto: {method.spec} ({method.reason}){advice}")
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:

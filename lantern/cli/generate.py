@@ -14,7 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern import __version__
-from lantern.cli.command import Group, OneOf, check_file, check_folder, command, explained, named, opt, run_command, say
+from lantern.cli.command import (
+    Group,
+    OneOf,
+    check_file,
+    check_folder,
+    command,
+    explained,
+    named,
+    opt,
+    run_command,
+    say,
+    tell,
+)
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, OF_MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
 from lantern.core.process import launched
@@ -36,7 +48,9 @@ if TYPE_CHECKING:
 
 
 STDOUT = Path("-")
-PROMPTS_HELP = "prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv, .csv); - is stdin"
+PROMPTS_HELP = (
+    "prompts, one per line without lines that begin with # (or those of .json, .jsonl, .tsv, .csv); - is stdin"
+)
 NEGATIVE_HELP = "text that guidance leads away from; once for all prompts, or repeated, one for each prompt in order"
 NAME_HELP = f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(images.FIELDS)}"
 GRID_HELP = "write one contact sheet of N columns, with prompts if they differ"
@@ -169,11 +183,12 @@ def generate(
     how, given = where.options(), distribution.given()
     folder = resolve_model(model)
     chosen = _chosen(method, folder, texts)
-    from lantern.core.sampling import Sampling
-    from lantern.generation.choice import choose_method
-    from lantern.generation.generator import ready, watchable
-    from lantern.generation.requests import check_init_image, requests_of_call
-    from lantern.models.folder import load_model, may_have_profile
+    with stopping.shield():  # torch's import does not survive a signal
+        from lantern.core.sampling import Sampling
+        from lantern.generation.choice import choose_method
+        from lantern.generation.generator import ready, watchable
+        from lantern.generation.requests import check_init_image, requests_of_call
+        from lantern.models.folder import load_model, may_have_profile
 
     Sampling(**given)
     check_init_image(**inputs.kept)
@@ -406,7 +421,7 @@ class ImageRun:
             raise FileExistsError(error.errno, why, str(path)) from error
         self.paths.append(path)
         if self.files.has_paths:
-            print(path)
+            tell(str(path))
 
     def _save(self, picture: images.Picture) -> images.Picture:
         """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
@@ -434,8 +449,8 @@ class ImageRun:
         row = images.sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
         self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
         if not self.files.json:
-            print(f"{request.subject}, seed {request.seed}, image {request.number}")
-            print("\n".join([*comparison.lines(), f"  {path}"]))
+            tell(f"{request.subject}, seed {request.seed}, image {request.number}")
+            tell("\n".join([*comparison.lines(), f"  {path}"]))
         return comparison.as_dict() | {"path": str(path)}
 
     def _facts(self, picture: images.Picture) -> dict[str, Any]:
@@ -478,14 +493,14 @@ class ImageRun:
         files, head = self.files, self._head() | {"asked": len(self.requested), "stopped": stopped}
         if files.compare:
             if files.json:
-                print(json.dumps(head | {"comparisons": done}, allow_nan=False))
+                tell(json.dumps(head | {"comparisons": done}, allow_nan=False))
             return
         if self.planned and files.grid is not None:
             self._save_sheet(done)
         if files.tokens is not None:
             tokens = json.dumps([one.grid for one in done] if len(self.requested) > 1 else done[0].grid)
             if files.tokens == STDOUT:
-                print(tokens)
+                tell(tokens)
             else:
                 write_text(files.tokens, f"{tokens}\n")
         if self.recorder is not None and files.record is not None:
@@ -508,10 +523,10 @@ class ImageRun:
                 "paths": paths,
                 "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
             }
-            print(json.dumps(head | figures, allow_nan=False))
+            tell(json.dumps(head | figures, allow_nan=False))
         elif stopped is None:
             for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
-                print(path)
+                tell(str(path))
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
                 f"{figures['tokens']} tokens in {figures['steps']} steps, "

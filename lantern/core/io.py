@@ -91,8 +91,9 @@ def atomic_write(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.chmod(mode)
         if is_new:
-            path.touch(exist_ok=False)
-        temporary.replace(path)
+            _give_new_name(temporary, path)
+        else:
+            temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         for folder in made:  # innermost first; one that something else was written to stays
@@ -103,6 +104,19 @@ def atomic_write(path: str | Path, *, is_new: bool = False) -> Iterator[Path]:
         if isinstance(error, OSError) and str(temporary) in (str(error.filename or temporary), str(error.filename2)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
+
+
+def _give_new_name(temporary: Path, path: Path) -> None:
+    """Rename a file to what does not exist; FileExistsError if it does."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, such as FAT
+        path.touch(exist_ok=False)
+        temporary.replace(path)
+    else:
+        temporary.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -373,6 +387,12 @@ def load_component(
         with NoInitialisation():
             module = build(config)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
+        from lantern.core.weights import is_out_of_memory
+
+        if is_out_of_memory(error):
+            with torch.device("meta"):  # a config of other sizes than those of the file is what is wrong
+                check_state(read_header(path), build(config).state_dict(), source=path)
+            raise
         raise ValueError(
             f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"
         ) from error

@@ -105,11 +105,18 @@ class NetworkDrafter(TreeDrafter):
 
         `places` are the children's token numbers; `logits` are of all guidance rows, or of the guided one.
         """
-        every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
         if self._sampler is not None:
+            every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
             return self._sampler(logits, every, width=width, purpose=purpose), None
+        return self.ranked(logits, places, width)
+
+    def ranked(
+        self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int
+    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
+        """Return `children`, always with log q."""
+        purpose = PURPOSE_OF_MODE.get(self.mode)
         if self._ranker is not None:
-            return self._ranker(logits, every, width=width, purpose=purpose)
+            return self._ranker(logits, places.expand(-1, logits.shape[2]), width=width, purpose=purpose)
         log_q = self.log_q(logits, places)
         return self.scores(log_q, places).topk(width, dim=-1).indices, log_q
 
@@ -121,8 +128,13 @@ class NetworkDrafter(TreeDrafter):
 
     def scores(self, log_q: Float[Tensor, "b n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
         """Return what ranks children: log q plus the noise of these numbers."""
+        noise = self.noise_of(places)
+        return log_q if noise is None else log_q + noise
+
+    def noise_of(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"] | None:
+        """Return the noise by which children with these numbers are sampled, None in mode "point"."""
         purpose = PURPOSE_OF_MODE.get(self.mode)
-        return log_q if purpose is None else log_q + self.noise.gumbel(places, purpose)
+        return None if purpose is None else self.noise.gumbel(places, purpose)
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:

@@ -258,15 +258,14 @@ class TreeDrafter(Drafter):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Nodes that may be drafted, numbered from the root (0), depth by depth; `parents` are numbers of candidates.
+    """Nodes that may be drafted, numbered from the root (0), depth by depth.
 
+    `places` are their numbers among the children of their depth's frontier, `width` of each of its nodes in order.
     `values` are sums of log probabilities along the path, which never rise with depth.
     """
 
     tokens: Int[Tensor, "b p"]
-    parents: Int[Tensor, "b p"]
-    ranks: Int[Tensor, "b p"]
-    depths: Int[Tensor, "b p"]
+    places: Int[Tensor, "b p"]
     values: Float[Tensor, "b p"]
 
     @property
@@ -294,6 +293,7 @@ class Frontier:
     """The extended nodes of one depth: their numbers among the candidates, and what their children need.
 
     `parents` are indices in the frontier above; `seen` marks the staged nodes that each sees, its own depth last.
+    `joint` is `reach` where nothing reads it.
     """
 
     numbers: Int[Tensor, "b f"]
@@ -304,24 +304,35 @@ class Frontier:
     seen: Bool[Tensor, "b f i"]
 
     def below(
-        self, children: Candidates, slots: Int[Tensor, "b m"], joint: Float[Tensor, "b m"], *, first: int, width: int
+        self, children: Candidates, joint: Float[Tensor, "b m"] | None, itself: Bool[Tensor, "w w"], *, first: int
     ) -> "Frontier":
-        """Return the best `width` of its children, numbered from `first`; `slots` are their parents' indices in it."""
-        best = children.values.topk(min(width, children.count), dim=1).indices
-        parents = slots.gather(1, best)
-        own = torch.eye(best.shape[1], dtype=torch.bool, device=best.device).expand(len(best), -1, -1)
+        """Return the best of its children, numbered from `first`; `itself` is the identity of the width."""
+        width = len(itself)
+        reach, best = children.values.topk(min(width, children.count), dim=1)
+        parents = children.places.gather(1, best) // width
+        own = itself[: best.shape[1], : best.shape[1]].expand(len(best), -1, -1)
         above = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
-        tokens, reach, joint = (x.gather(1, best) for x in (children.tokens, children.values, joint))
+        tokens, joint = children.tokens.gather(1, best), reach if joint is None else joint.gather(1, best)
         return Frontier(first + best, parents, tokens, reach, joint, torch.cat([above, own], 2))
 
 
-def shape_of(candidates: Candidates, kept: Int[Tensor, "b n"], widths: tuple[int, ...]) -> TreeShape:
+def shape_of(
+    candidates: Candidates,
+    kept: Int[Tensor, "b n"],
+    fronts: Sequence[Frontier],
+    depths: Int[Tensor, " p"],
+    starts: Int[Tensor, " p"],
+    width: int,
+) -> TreeShape:
     """Return the shape of the tree of these candidates, in which a parent comes before its children.
 
-    `widths` are the most children of a node of each depth.
+    `depths` are those of all candidates, `starts` the nodes of the frontiers before that of each one's parent. A node
+    has at most `width` children.
     """
-    above, ranks, depths = (x.gather(1, kept) for x in (candidates.parents, candidates.ranks, candidates.depths))
+    places = candidates.places.gather(1, kept)
+    depth, start = (each.expand_as(candidates.places).gather(1, kept) for each in (depths, starts))
+    above = torch.cat([front.numbers for front in fronts], 1).gather(1, start + places // width)
     order = torch.arange(kept.shape[1], device=kept.device)
     numbers = torch.zeros_like(candidates.tokens).scatter(1, kept, order.expand_as(kept))
     parents = numbers.gather(1, above)
-    return TreeShape(parents, ranks, depths, ancestors_of(parents, len(widths)), widths)
+    return TreeShape(parents, places % width, depth, ancestors_of(parents, len(fronts)), (width,) * len(fronts))

@@ -465,7 +465,8 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 def slug(text: str) -> str:
     """Return a short name of lower-case letters, digits and hyphens.
 
-    Where the text cannot be read back from it, it ends in a digest of the text: different texts have different names.
+    Where the text cannot be read back from it, it ends in a digest of the text: texts that differ in more than
+    case have different names.
     """
     import unicodedata
 

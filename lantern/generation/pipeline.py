@@ -517,7 +517,7 @@ class LanternPipeline(DiffusionPipeline):
         prompt has the noise of (seed, i); or a list with one of these per image. Only `initial_seed()` is read, so a
         generator always gives the same images, in any batch, but for `ddd-paper`, `c2t-paper`, `radar-paper` and
         `adt-tree-paper`. `output_type` is "pil", "pt" (b 3 h w in [0, 1]), "np" (b h w 3 in [0, 1]) or "latent" (token
-        grids). `callback_on_step_end(pipe, step, timestep, {"tokens": grids, "known": counts})` is called after every
+        grids). `callback_on_step_end(pipe, step, timestep, {"tokens": (b n), "known": counts})` is called after every
         pass: timestep is the number of tokens that every image of the batch has, `known` that of each image, and tokens
         still unknown are -1. `pipe._interrupt = True` in it ends the call after that pass: images of later batches are
         not returned, and those of the running one have 0 for missing tokens. `batch_size` limits how many images run at

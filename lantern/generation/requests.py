@@ -1,5 +1,6 @@
 """Requests: which prompt or class an image shows, its condition and its noise; and prompts from files."""
 
+import csv
 import json
 import secrets
 import sys
@@ -350,9 +351,10 @@ def _level_of_caller() -> int:
 def read_prompts(path: str, *, ending: str = "") -> list[str]:
     """Read a prompt file, or standard input for "-"; blank lines and comments (#) are skipped, prompts are checked.
 
-    .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv and .csv
-    have a header with such a column, and tabs between columns. Any other file holds one prompt per line. `ending` is
-    that of the form, by default the file's own. ValueError names the file and the line.
+    .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text", whose other
+    keys are ignored. .tsv and .csv have a header with such a column, and tabs between columns, or in .csv commas. Any
+    other file holds one prompt per line. `ending` is that of the form, by default the file's own. ValueError names the
+    file and the line.
     """
     name, ending = "standard input" if path == "-" else path, ending or Path(path).suffix.lower()
     text = _read(path, name)
@@ -366,12 +368,12 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
         found = [(f"entry {i}", value) for i, value in enumerate(values, start=1)]
     elif ending == ".jsonl":
         found = [(place, _parsed(line, f"{name}, {place}")) for place, line in found]
-    elif ending in (".tsv", ".csv"):  # LlamaGen's .csv has tabs too
-        header, *rows = [line.split("\t") for _, line in found] or [[]]
+    elif ending in (".tsv", ".csv"):
+        header, *rows = _table(name, [line for _, line in found], is_quoted=ending == ".csv") or [[]]
         column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
         if column is None:
-            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line, tabs between columns")
-        found = [(place, (row[column:] or [""])[0].strip()) for (place, _), row in zip(found[1:], rows, strict=True)]
+            raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
+        found = [(f"row {i}", (row[column:] or [""])[0].strip()) for i, row in enumerate(rows, start=1)]
     else:
         found = [(place, line.strip()) for place, line in found]
     prompts = []
@@ -387,6 +389,19 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
     if not prompts:
         raise ValueError(f"{name} holds no prompts, wanted one per line")
     return prompts
+
+
+def _table(name: str, lines: list[str], *, is_quoted: bool) -> list[list[str]]:
+    """Return the cells of a table, whose columns are separated as those of its first line; ValueError for others."""
+    delimiter = "," if is_quoted and "," in lines[0] and "\t" not in lines[0] else "\t"  # LlamaGen's .csv has tabs
+    form: Any = {"quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE, "skipinitialspace": True}
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter, **form))
+    except csv.Error as error:
+        raise ValueError(f"{name} is no table: {error}") from error
+    if long := [i for i, row in enumerate(rows) if len(row) > len(rows[0])]:
+        raise ValueError(f"{name}, row {long[0]} has more cells than the first line: put cells with commas in quotes")
+    return rows
 
 
 def shuffled_prompts(file: str | Path | None, seed: int) -> list[str]:

@@ -5,6 +5,7 @@ Nothing of the size of the weights is allocated, so that a model of many gigabyt
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch import nn
 from lantern.core.config import load_config, one_line
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, check_state, read_header
 from lantern.decoding.statistics import run_times
+from lantern.engines.cpu.build import missing
 from lantern.methods.method import ADD_ONS, DRAFTER
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
@@ -92,10 +94,18 @@ def placed(target: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Return bytes per second of reading and operations per second of a matrix product, measured in about 0.1 s."""
+    """Return bytes per second of reading and operations per second of a matrix product, measured in about 0.1 s.
+
+    On a CPU products in bf16 are those of the C++ engine, if its library is there: torch's are many times as slow.
+    """
     block = torch.ones(1 << 25, dtype=torch.uint8, device=device)
     copy, matrix = torch.empty_like(block), torch.ones(768, 768, dtype=dtype, device=device)
-    runs = (lambda: copy.copy_(block), lambda: matrix @ matrix)
+    multiply = partial(torch.matmul, matrix, matrix)
+    if device.type == "cpu" and dtype == torch.bfloat16 and missing() is None:
+        from lantern.engines.cpu.target import Arena, linear
+
+        multiply = partial(linear, matrix.float(), Arena(4 * matrix.numel()).panels(matrix), None, 768)
+    runs = (lambda: copy.copy_(block), multiply)
     copying, multiplying = (min(run_times(run, device, 4)[1:]) for run in runs)
     return 2 * block.numel() / copying, 2 * 768**3 / multiplying
 

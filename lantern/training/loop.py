@@ -473,7 +473,9 @@ def run_loop(task: Task, config: LoopConfig, *, out: Path, init: Path | None = N
         begun_from = () if init is None else sorted(path for path in init.iterdir() if path.suffix in WEIGHTS)
         run = Run(task, config, out, init, " ".join([source, *map(sha256_of, begun_from)]))
         if run.is_first and run.place >= config.steps:
-            print(f"{out}: all steps are done already: give more --steps, or another --out", file=sys.stderr)
+            is_old = (out / TRAINING_NAME).exists()
+            what = "give more --steps, or another --out" if is_old else "they are exported"
+            print(f"{out}: all steps are done already: {what}", file=sys.stderr)
         try:
             is_complete = run.go(stopping)
             if run.is_first and is_complete:

@@ -1,6 +1,8 @@
 """What `lantern-generate` makes, prints and reports, with a toy model."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +131,8 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
         "p.json": '["a red apple", {"prompt": "blue cat"}]',
         "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
         "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
-        "p.csv": "Prompt\na red apple\nblue cat\n",
+        "p.csv": 'Prompt\n"a red apple"\nblue cat\n',
+        "q.csv": 'id,prompt\n1,a red apple\n2,"blue cat"\n',
     }
     grids = []
     for name, text in forms.items():
@@ -147,6 +150,23 @@ def test_numbers_of_processes_that_no_launcher_sets(
     monkeypatch.setenv("WORLD_SIZE", processes)
     assert made(model, "--out", "o.png") == code and Path("o.png").exists() == (code == 0)
     assert code == 0 or f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, tmp_path: Path) -> None:
+    words = f"generate --model {model} --prompt 'a red apple' --method plain -n 4 --out {tmp_path / 'o'}"
+    line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
+    assert subprocess.run(["bash", "-c", line]).returncode == 0
+    assert len(list((tmp_path / "o").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [("id,prompt\n1,red, blue\n", "row 1 has more cells"), ('id,prompt\n1,"red', None), ("id,text\n", "no prompts")],
+)
+def test_tables_of_other_forms_are_refused(model: str, rows: str, message: str | None, capsys: Capture) -> None:
+    Path("p.csv").write_text(rows)
+    code = main(["--model", model, "--prompts-file", "p.csv", "--tokens", "t.json"])
+    assert code == 0 if message is None else message in refusal(capsys, code)
 
 
 def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -205,3 +206,37 @@ def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:
     loop = tmp_path / "loop.safetensors"
     loop.symlink_to(loop)
     refused(io.load_tensors, loop, match="loop.safetensors is a link to no file")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_new_file_is_whole_and_replaces_none(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, give = tmp_path / "a.txt", os.link
+
+    def link(source: Any, target: Any, **how: Any) -> None:
+        if not has_links:
+            raise OSError(errno.EPERM, "no links here")
+        give(source, target, **how)
+        assert path.read_text() == "new"  # never empty, whenever the process ends
+
+    monkeypatch.setattr(os, "link", link)
+    with atomic_write(path, is_new=True) as temporary:
+        temporary.write_text("new")
+    with pytest.raises(FileExistsError), atomic_write(path, is_new=True) as temporary:
+        temporary.write_text("newer")
+    assert path.read_text() == "new" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_memory_that_runs_out_is_not_the_fault_of_a_config(tmp_path: Path) -> None:
+    save_component(nn.Linear(4, 3).state_dict(), {"wide": 4}, tmp_path)
+
+    def build(config: Shape) -> nn.Module:
+        if torch.empty(0).device.type != "meta":
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+        return nn.Linear(config.wide, 3)
+
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        io.load_component(build, Shape, tmp_path)
+    write_json(tmp_path / io.CONFIG_NAME, {"wide": 1 << 30})
+    refused(io.load_component, build, Shape, tmp_path, match="has shape")

@@ -90,8 +90,8 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     expected = drafter._add
 
-    def spied(found, front, layer, tokens, chances):
-        found, front, pick = expected(found, front, layer, tokens, chances)
+    def spied(found, front, layer, chances):
+        found, front, pick = expected(found, front, layer, chances)
         seen.append((drafter.known + layer.depth, front.reach))
         return found, front, pick
 

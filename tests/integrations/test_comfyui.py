@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -65,6 +65,20 @@ IO = SimpleNamespace(
 LATEST = SimpleNamespace(io=IO, ComfyExtension=type("ComfyExtension", (), {}))
 
 
+class Bar:
+    """Stands in for `comfy.utils.ProgressBar`; `shown` are the values of the last one."""
+
+    shown: ClassVar[list[int]] = []
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.shown.clear()
+
+    def update_absolute(self, value: int, total: Any = None, preview: Any = None) -> None:
+        assert 0 < value <= self.total
+        self.shown.append(value)
+
+
 def run(node: Any, **given: Any) -> tuple[Any, ...]:
     """Run a node with defaults for the inputs that are not given."""
     schema = node.define_schema()
@@ -78,7 +92,11 @@ def run(node: Any, **given: Any) -> tuple[Any, ...]:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    for name, api in (("comfy_api", SimpleNamespace()), ("comfy_api.latest", LATEST)):
+    comfy = SimpleNamespace(model_management=SimpleNamespace(throw_exception_if_processing_interrupted=lambda: None))
+    comfy.utils = SimpleNamespace(ProgressBar=Bar)
+    apis = {"comfy_api": SimpleNamespace(), "comfy_api.latest": LATEST, "comfy": comfy}
+    apis |= {f"comfy.{name}": api for name, api in vars(comfy).items()}
+    for name, api in apis.items():
         monkeypatch.setitem(sys.modules, name, api)
     spec: Any = importlib.util.spec_from_file_location("lantern_nodes", FOLDER / "__init__.py")
     module = importlib.util.module_from_spec(spec)
@@ -123,3 +141,18 @@ def test_classes_are_numbers_and_defaults_are_those_of_the_model(found: Nodes, t
     assert len(images) == 1 and json.loads(report)["label"] == 1
     for prompt, message in (("99999", "class label is 99999"), ("a red apple", "takes class labels: give a number")):
         refused(run, found["LanternSample"], model=model, prompt=prompt, method="plain", match=message)
+
+
+def test_a_run_shows_its_progress_and_can_be_interrupted(found: Nodes, folder: Path, monkeypatch: Any) -> None:
+    (model,) = run(found["LanternLoad"], model=str(folder), engine="eager")
+    monkeypatch.setattr("lantern_nodes.nodes.INTERVAL", 0.0)
+    run(found["LanternSample"], model=model, method="plain", pictures=9)
+    assert Bar.shown == [*range(8, 129, 8), *range(129, 145)]  # a batch of eight, and one of one
+
+    def stop() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(sys.modules["comfy.model_management"], "throw_exception_if_processing_interrupted", stop)
+    with pytest.raises(InterruptedError):
+        run(found["LanternSample"], model=model, method="plain")
+    assert Bar.shown == []

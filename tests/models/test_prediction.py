@@ -4,6 +4,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Raster
 from lantern.decoding.loop import begin
 from lantern.decoding.plain import Plain
+from lantern.engines.cpu.build import missing
+from lantern.engines.cpu.target import linear
 from lantern.engines.engine import EAGER
 from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model
-from lantern.models.prediction import PROMPT, predict
+from lantern.models.prediction import PROMPT, measure_device, predict
 from tests import tiny_transformers as tiny
 from tests.cli.calls import Capture, refused_by
 
@@ -104,3 +107,13 @@ def test_passes_with_newlines_are_timed() -> None:
     target = tiny.assemble("emu3").target
     times, _ = measure(EAGER.prepare(target))
     assert set(times) >= {1} and all(seconds > 0 for seconds in times.values())
+
+
+def test_products_in_bf16_on_a_cpu_are_those_of_the_engine_that_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing() is not None:
+        pytest.skip("the C++ library is not built")
+    counted = Mock(wraps=linear)
+    monkeypatch.setattr("lantern.engines.cpu.target.linear", counted)
+    for dtype, count in ((torch.float32, 0), (torch.bfloat16, 4)):
+        bandwidth, rate = measure_device(torch.device("cpu"), dtype)
+        assert counted.call_count == count and min(bandwidth, rate) > 0

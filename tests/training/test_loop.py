@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lantern.core.config import build_config
-from lantern.core.io import trained_steps
+from lantern.core.io import TRAINING_NAME, trained_steps
 from lantern.core.process import Stopped
 from lantern.training import loop
 from lantern.training.loop import LoopConfig, Task, run_loop
@@ -194,7 +194,10 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path, capsys: Capture
     train(task, tmp_path, ema=0.9)
     assert "are done already" not in capsys.readouterr().err
     train(task, tmp_path, ema=0.9)
-    assert "all steps are done already" in capsys.readouterr().err
+    assert "all steps are done already: give more --steps" in capsys.readouterr().err
+    (tmp_path / TRAINING_NAME).unlink()  # stopped before it was exported
+    train(task, tmp_path, ema=0.9)
+    assert "done already: they are exported" in capsys.readouterr().err and (tmp_path / TRAINING_NAME).exists()
     refused(train, task, tmp_path, ema=0.9, steps=29, decay=0, match="was trained for 30 steps")
     (tmp_path / "init").mkdir()
     (tmp_path / "init" / "model.safetensors").write_bytes(b"")

@@ -247,8 +247,16 @@ class GrowingDrafter(EagleDrafter):
         super().begin(prompt, noise)
         images, device = len(prompt.mask), prompt.features.device
         self.side = round(self.count**0.5)
-        children = torch.arange(self.growth.width**2, device=device)
-        self.held.slots, self.held.ranks = children // self.growth.width, children % self.growth.width
+        width, front = self.growth.width, 1
+        self.held.children = torch.arange(width**2, device=device)
+        self.held.itself = torch.eye(width, dtype=torch.bool, device=device)
+        depths, starts, above = [0], [0], 0  # of the candidates: their depth, and where their parents' frontier starts
+        for depth in range(self.depth):
+            count = front * width if self.sizes is None else min(self.sizes[depth], front * width)
+            depths += [depth + 1] * count
+            starts += [above] * count
+            above, front = above + front, min(width, count)
+        self.held.depths, self.held.starts = torch.tensor(depths, device=device), torch.tensor(starts, device=device)
         self.held.seen = torch.full((images, self.count + 1), PRIOR, dtype=torch.float32, device=device)
         self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
@@ -276,7 +284,8 @@ class GrowingDrafter(EagleDrafter):
         nodes, passes = self._next_size()
         features = self._read_pending()
         root, zeros = self._root, torch.zeros_like(self._root)
-        parts, count = [Candidates(root, zeros, zeros, zeros, zeros.float())], 1
+        parts, count = [Candidates(root, zeros, zeros.float())], 1
+        inside = self.known[:, None] + self.held.ahead[:passes] < self.count
         front = Frontier(zeros, zeros, root, zeros.float(), zeros.float(), root.new_zeros(*root.shape, 0).bool())
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
@@ -285,39 +294,40 @@ class GrowingDrafter(EagleDrafter):
                 above = features.gather(2, index)
                 first = front.seen.shape[2] - front.seen.shape[1]
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
-            log_qs.append(self.log_q(self._logits(features), self._followed(depth)))
-            layer, tokens = self._look(log_qs[-1], front, depth)
-            shown = layer
+            tokens, log_q = self.ranked(self._logits(features), self._followed(depth), self.growth.width)
+            log_qs.append(log_q)
+            layer = shown = self._look(log_q, tokens, front, depth)
             if self.policy.is_predictable:
-                shown = dataclasses.replace(layer, scores=layer.rows, tokens=None)
+                shown = dataclasses.replace(layer, noise=None, tokens=None)
             fronts.append(front)
             layers.append(layer)
-            more, front, pick = self._add(count, front, layer, tokens, self.policy.chances(shown))
+            chances = self.policy.chances(shown)
+            is_live = (chances > -torch.inf) & inside[:, depth, None, None]
+            chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
+            more, front, pick = self._add(count, front, layer, chances)
             parts.append(more)
             picks.append(pick)
             count += more.count
         found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         self._request_size(found, passes)
-        shape = shape_of(found, kept, (self.growth.width,) * passes)
-        log_q = None
+        places = (self.held.depths[: found.count], self.held.starts[: found.count])
+        shape, below = shape_of(found, kept, fronts, *places, self.growth.width), None
         if self.records_log_q:  # of the children of each node; of leaves that of the root
             numbers = torch.cat([front.numbers for front in fronts], 1)
             order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
             rows = torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept)
-            log_q = rows_at(torch.cat(log_qs, 1), rows)
+            below = rows_at(torch.cat(log_qs, 1), rows)
         traits = self._traits(layers, picks, kept) if self.records_traits else None
-        return DraftTree(found.tokens.gather(1, kept), shape, self.mode, log_q, traits=traits)
+        return DraftTree(found.tokens.gather(1, kept), shape, self.mode, below, traits=traits)
 
-    def _look(self, log_q: Float[Tensor, "b f v"], front: Frontier, depth: int) -> tuple[Layer, Int[Tensor, "b f k"]]:
-        """Return what is known of a frontier and its candidates, and their tokens in sampling order."""
+    def _look(self, log_q: Float[Tensor, "b f v"], tokens: Int[Tensor, "b f k"], front: Frontier, depth: int) -> Layer:
+        """Return what is known of a frontier and its candidates, whose tokens are in sampling order."""
         places = self._followed(depth)
-        scores = self.scores(log_q, places)
-        tokens = scores.topk(self.growth.width, dim=-1).indices
         near = self.held.seen[:, :3]
         if self._reads_traits:
             near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
-        layer = Layer(
+        return Layer(
             depth=depth,
             side=self.side,
             places=places[:, 0],
@@ -326,42 +336,33 @@ class GrowingDrafter(EagleDrafter):
             near=near,
             width=self.growth.width,
             rows=log_q,
-            scores=scores,
+            noise=self.noise_of(places),
             tokens=tokens,
             spread=self.growth.spread,
         )
-        return layer, tokens
 
     def _add(
-        self,
-        first: int,
-        front: Frontier,
-        layer: Layer,
-        tokens: Int[Tensor, "b f k"],
-        chances: Float[Tensor, "b f k"],
+        self, first: int, front: Frontier, layer: Layer, chances: Float[Tensor, "b f k"]
     ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"] | None]:
         """Return the candidates of a further depth, numbered from `first`, the next frontier, and which children of
         this one they are (None: all).
         """
-        is_outside = (self.known + layer.depth >= self.count)[:, None, None]
-        is_live = (chances > -torch.inf) & ~is_outside
-        chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
-        values = (front.reach[..., None] + chances).flatten(1)
-        slots, ranks = (held[: values.shape[1]].expand_as(values) for held in (self.held.slots, self.held.ranks))
-        tokens, joint, pick = tokens.flatten(1), values, None
+        assert layer.tokens is not None
+        values, tokens, joint = (front.reach[..., None] + chances).flatten(1), layer.tokens.flatten(1), None
+        places, pick = self.held.children[: values.shape[1]].expand_as(values), None
         if self._reads_traits:
             joint = (front.joint[..., None] + layer.match.clamp(min=MIN_LOG)).flatten(1)
         if self.sizes is not None:
-            pick = self._picked(values, self.sizes[layer.depth])
-            slots, ranks, tokens, joint, values = (x.gather(1, pick) for x in (slots, ranks, tokens, joint, values))
-        depths = torch.full_like(slots, layer.depth + 1)
-        more = Candidates(tokens, front.numbers.gather(1, slots), ranks, depths, values)
-        return more, front.below(more, slots, joint, first=first, width=self.growth.width), pick
+            places = pick = self._picked(values, self.sizes[layer.depth])
+            tokens, values = tokens.gather(1, pick), values.gather(1, pick)
+            joint = None if joint is None else joint.gather(1, pick)
+        more = Candidates(tokens, places, values)
+        return more, front.below(more, joint, self.held.itself, first=first), pick
 
     def _picked(self, values: Float[Tensor, "b m"], size: int) -> Int[Tensor, "b k"]:
         """Return the best children of a frontier, `size` at most, in order."""
         # Among equals the earlier sibling: rejection tests samples in order and skips none.
-        elder = self.held.ranks[: values.shape[1]] * MAX_LOG
+        elder = self.held.children[: values.shape[1]] % self.growth.width * MAX_LOG
         return (values + elder).topk(min(size, values.shape[1]), dim=1).indices.sort(dim=1).values
 
     def _traits(self, layers: list[Layer], picks: list[Tensor | None], kept: Int[Tensor, "b n"]) -> Traits:
@@ -378,7 +379,7 @@ class GrowingDrafter(EagleDrafter):
         """Store the size that the next tree should have, the largest over the images, for the host to read."""
         if not self.needs_host:
             return
-        wanted = self.policy.preferred_size(Pool(found.values[:, 1:], found.depths[0, 1:], passes))
+        wanted = self.policy.preferred_size(Pool(found.values[:, 1:], self.held.depths[1 : found.count], passes))
         nodes, depth = (torch.where(self.known < self.count, size, 0).amax() for size in wanted)
         self._wanted = (depth * SPAN + nodes.clamp(max=self.growth.nodes))[None]
 

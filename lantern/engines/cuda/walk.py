@@ -465,7 +465,7 @@ class KernelGrouped(Grouped):
         mass, reach = torch.empty(2, len(trial.tokens), dtype=torch.float32, device=trial.p.device).unbind()
         size = triton.next_power_of_2(tokens)
         group_kernel[(len(trial.tokens),)](
-            *(trial.p.contiguous(), trial.q.contiguous(), trial.tokens, vectors, mass, reach),
+            *(trial.p.contiguous(), trial.q.contiguous(), trial.tokens.contiguous(), vectors, mass, reach),
             *(self.group // 2, float(self.p_radius), float(self.d_radius)),
             TOKEN_COUNT=tokens, SIZE=size, CHUNK=min(CHUNK, size), VECTOR=vectors.shape[1],
             VECTOR_SIZE=triton.next_power_of_2(vectors.shape[1]), num_warps=16, **unfused(),

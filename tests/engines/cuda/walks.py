@@ -121,7 +121,7 @@ def rejects(seed: int, choice: random.Random) -> int:
 
 def groups(seed: int, choice: random.Random) -> int:
     """Rejection by GSD's groups, in a tree or in a window."""
-    how = picked(choice, {"group": (0, 2, 14, 20), "p_radius": (0.02, 0.15, 1.0), "d_radius": (0.3, 0.7, 2.0)})
+    how = picked(choice, {"group": (0, 2, 14, 20), "p_radius": (0.02, 0.15, 2.0), "d_radius": (0.3, 0.7, 2.0)})
     vectors = torch.rand(TOKENS, choice.choice((1, 3, 8)), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     rule, has_ties, is_window = Grouped(vectors, **how), choice.random() < 0.5, choice.random() < 0.5
     mode = "iid" if is_window else choice.choice(("sampled", "iid"))
