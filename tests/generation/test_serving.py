@@ -356,6 +356,31 @@ def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkey
     assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(4)}
 
 
+def test_what_lost_pictures_held_is_released_before_any_is_refused(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, made, held = Joint.take, Row.__init__, list[str]()
+
+    def limited(self: Joint, states: Any, *how: Any) -> Any:
+        if len(states) > 1:
+            held.append("by a cycle of references")
+            raise MemoryError
+        return take(self, states, *how)
+
+    def begun(self: Row, *given: Any) -> None:
+        if held:
+            raise MemoryError
+        made(self, *given)
+
+    monkeypatch.setattr(Joint, "take", limited)
+    monkeypatch.setattr(Row, "__init__", begun)
+    monkeypatch.setattr("lantern.generation.serving.worker.release_memory", held.clear)
+    worker = Hearing(model, batch=2)
+    worker.ask(0, 1)
+    worker.finish()
+    assert worker.batch == 1 and worker.heard == {0: ["done"], 1: ["done"]}
+
+
 def test_idle_decoders_make_room_for_other_settings(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory for two decoders, and each sampling needs its own."""
     made = Row.__init__

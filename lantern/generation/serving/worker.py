@@ -198,27 +198,29 @@ class Worker(threading.Thread):
         return True
 
     def _admit(self) -> None:
-        """Start images while rows are free; where memory runs out, first without idle decoders, then fewer images."""
+        """Start images while rows are free; where memory runs out, first without what nobody uses, then fewer images."""
+        is_released = False
         while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
-            if self._start(job):
+            if self._start(job, is_last=is_released and not self._rows):
                 with self._changed, suppress(ValueError):  # it was given up
                     self._queue.remove(job)
-            elif self._idle:
+            elif not is_released:
                 self._idle.clear()
                 release_memory()
+                is_released = True
             else:
                 self.batch = len(self._rows)
                 return
 
-    def _start(self, job: Job) -> bool:
-        """Start an image, or end it with an error; False where memory ran out that other decoders hold."""
+    def _start(self, job: Job, *, is_last: bool) -> bool:
+        """Start an image, or end it with an error; False where memory ran out, but for the last try."""
         try:
             if not job.is_cancelled:
                 waited = time.monotonic() - job.queued
                 self._rows.append(Row(job, self._decoder(job), self._read(job)))
                 self.observe(waited)
         except Exception as error:
-            if is_out_of_memory(error) and (self._idle or self._rows):
+            if is_out_of_memory(error) and not is_last:
                 return False
             self._fail(job, error)
         return True
