@@ -198,7 +198,7 @@ class Worker(threading.Thread):
         return True
 
     def _admit(self) -> None:
-        """Start images while rows are free; where memory runs out, first without what nobody uses, then fewer images."""
+        """Start images while rows are free; where memory runs out, first without idle ones, then fewer."""
         is_released = False
         while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
             if self._start(job, is_last=is_released and not self._rows):
