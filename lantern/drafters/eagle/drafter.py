@@ -117,16 +117,19 @@ class EagleDrafter(NetworkDrafter):
     def propose(self) -> DraftTree:
         """Grow the tree, with one pass per depth."""
         features, ranked, log_qs = self._read_pending(), [self._root], list[Tensor]()
+        noise = None
+        if self.is_fresh:
+            nodes = torch.arange(1 + sum(len(level.parents) for level in self.levels[1:]), device=features.device)
+            noise = self.noise.fresh(self.known, nodes)
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 inner, above = ranked[-1][:, level.pairs], features[:, :, level.parents]
                 features = self._run(above, inner, level.ancestors, first=level.first, depth=depth)
             places = self._followed(depth)
-            if self.is_fresh:
+            if noise is not None:
                 first = 0 if depth == 0 else 1 + level.first
-                nodes = torch.arange(first, first + features.shape[2], device=features.device)
                 log_q = self.log_q(self._logits(features), places)
-                best = (log_q + self.noise.fresh(self.known, nodes)).topk(level.width, dim=-1).indices
+                best = (log_q + noise[:, first : first + features.shape[2]]).topk(level.width, dim=-1).indices
             else:
                 best, log_q = self.children(self._logits(features), places, level.width)
             ranked.append(best.flatten(1))
