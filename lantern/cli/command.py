@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from lantern import __version__
-from lantern.core.config import install_hint, is_debugging, nearest, one_line
+from lantern.core.config import install_hint, is_debugging, is_out_of_memory, nearest, one_line
 from lantern.core.process import Stopped, Stopping
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -197,11 +197,8 @@ def explained(error: Exception) -> str:
     is_clear = isinstance(error, ValueError | OSError | ImportError | FloatingPointError)
     if is_clear or (isinstance(error, MemoryError) and str(error)):
         return one_line(error, 2000)  # a command that it names is whole
-    if isinstance(error, MemoryError | RuntimeError):
-        from lantern.core.weights import is_out_of_memory
-
-        if is_out_of_memory(error):
-            return f"out of memory: {one_line(error)}"
+    if is_out_of_memory(error):
+        return f"out of memory: {one_line(error)}"
     return f"{type(error).__name__}: {one_line(error)} (--debug prints a traceback)"
 
 

@@ -25,6 +25,14 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
 MAX_NEIGHBOURS = 1024  # columns of a proximity table
 DEBUG_VARIABLE = "LANTERN_DEBUG"
+# torch raises RuntimeError for all of these, so only the text identifies them
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "alloc_failed",
+)
 Weights = Literal["full", "int8", "int4"]  # how a target's weights are kept (`lantern.core.weights`)
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 KvCache = Literal["full", "fp8"]  # how keys and values are kept (`lantern.decoding.cache`)
@@ -141,6 +149,17 @@ def installed(name: str) -> str | None:
 def is_debugging() -> bool:
     """Return whether LANTERN_DEBUG enables debug mode; an empty value and 0 do not."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports that memory ran out: Python's, a GPU's, or that of torch's CPU allocator.
+
+    On Linux a process that overcommits may be killed instead; then there is no error to catch.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in message for sign in OUT_OF_MEMORY)
 
 
 def one_line(error: BaseException | str, most: int = 300) -> str:

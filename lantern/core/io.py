@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lantern.core.config import CONFIG_NAME, load_config, one_line, read_json_object
+from lantern.core.config import CONFIG_NAME, is_out_of_memory, load_config, one_line, read_json_object
 
 SUMS_NAME = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 16
@@ -387,8 +387,6 @@ def load_component(
         with NoInitialisation():
             module = build(config)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
-        from lantern.core.weights import is_out_of_memory
-
         if is_out_of_memory(error):
             with torch.device("meta"):  # a config of other sizes than those of the file is what is wrong
                 check_state(read_header(path), build(config).state_dict(), source=path)

@@ -170,15 +170,6 @@ T = TypeVar("T")
 SAMPLED = 16  # bytes of a tensor, spread over it
 KNOWN_LIBRARIES = {"lantern", "torch", "torchao", "transformers"}  # whose modules engines know
 
-# torch raises RuntimeError for all of these, so only the text identifies them
-OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "alloc_failed",
-)
-
 
 class WeakRefs(list["ref[Tensor]"]):
     """References that are kept so that the ids beside them in `weights_of` stay taken.
@@ -376,17 +367,6 @@ def _copies(weights: Weights, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
         return made
 
     return WeightCache(quantized_copy)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports that memory ran out: Python's, a GPU's, or that of torch's CPU allocator.
-
-    On Linux a process that overcommits may be killed instead; then there is no error to catch.
-    """
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in message for sign in OUT_OF_MEMORY)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

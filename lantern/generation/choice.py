@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from lantern.core.config import one_line, read_json_object
+from lantern.core.config import is_out_of_memory, one_line, read_json_object
 from lantern.core.io import user_cache
 from lantern.core.sampling import Sampling
-from lantern.core.weights import is_out_of_memory
 from lantern.engines.cpu.build import facts
 from lantern.engines.pass_times import TOKENS, best_window, is_steady, pass_times, time_of
 from lantern.methods import METHODS, Method, find

@@ -19,10 +19,10 @@ from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from lantern.core.config import check_number, is_debugging, one_line
+from lantern.core.config import check_number, is_debugging, is_out_of_memory, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
-from lantern.core.weights import is_out_of_memory, on_device, outside_modes
+from lantern.core.weights import on_device, outside_modes
 from lantern.decoding.cache import CacheKind, PromptCache, reading_passes
 from lantern.decoding.checked import CheckedState
 from lantern.decoding.loop import State, begin, check_modes, run

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
+from lantern.core.config import is_out_of_memory
 from lantern.core.sampling import Sampling
-from lantern.core.weights import is_out_of_memory
 from lantern.generation.generator import Generator, generate
 from lantern.generation.images import Picture
 from lantern.generation.requests import as_requests

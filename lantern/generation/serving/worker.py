@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from lantern.core.config import one_line
+from lantern.core.config import is_out_of_memory, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.core.weights import WeightCache, is_out_of_memory, on_device
+from lantern.core.weights import WeightCache, on_device
 from lantern.decoding.rounds import Joint
 from lantern.decoding.statistics import now
 from lantern.generation.choice import choose_method

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from lantern.core.weights import is_out_of_memory
+from lantern.core.config import is_out_of_memory
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu.structures import cpp
 from lantern.engines.pass_times import WARM_PASSES

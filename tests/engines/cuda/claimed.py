@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock, patch
@@ -71,7 +72,22 @@ class Claimed(Tensor):
 
 def held(value: Any) -> Any:
     """Return the value with the memory of the CPU in place of claimed tensors, in containers too."""
-    return tree_map(lambda x: x.held if isinstance(x, Claimed) else x, value)
+    return mapped(lambda x: x.held if isinstance(x, Claimed) else x, value)
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """As `tree_map`, for what operations take and return, in a fraction of its time."""
+    if isinstance(value, list | tuple):
+        parts = [mapped(change, part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return {name: mapped(change, part) for name, part in value.items()} if isinstance(value, dict) else change(value)
+
+
+@cache
+def written_by(function: Any) -> list[tuple[int, str]]:
+    """Return the numbers and names of the arguments that an operation writes to."""
+    infos = [(number, one.name, one.alias_info) for number, one in enumerate(function._schema.arguments)]
+    return [(number, name) for number, name, info in infos if info is not None and info.is_write]
 
 
 def claim_module(module: nn.Module) -> Any:
@@ -101,7 +117,8 @@ class ClaimedDevice(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = function.overloadpacket.__name__
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = list[Tensor]()
+        mapped(lambda x: tensors.append(x) if isinstance(x, Tensor) else None, (args, kwargs))
         claimed = any(isinstance(x, Claimed) for x in tensors)
         given = kwargs.get("device")
         target = claimed if given is None else torch.device(given).type == "cuda"
@@ -136,11 +153,8 @@ class ClaimedDevice(TorchDispatchMode):
 
     def rewrapped(self, function: Any, args: Any, kwargs: Any, made: Any, is_claimed: bool) -> Any:
         """Return results as claimed tensors; those that an operation writes to are returned as they were given."""
-        written = [
-            args[number] if number < len(args) else kwargs.get(argument.name)
-            for number, argument in enumerate(function._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
+        places = written_by(function)
+        written = [args[number] if number < len(args) else kwargs.get(name) for number, name in places]
         own = {id(x.held) if isinstance(x, Claimed) else id(x): x for x in written if isinstance(x, Tensor)}
 
         def wrap(x: Any) -> Any:
@@ -148,7 +162,7 @@ class ClaimedDevice(TorchDispatchMode):
                 return x
             return own.get(id(x), Claimed(x) if is_claimed else x)
 
-        return tree_map(wrap, made)
+        return mapped(wrap, made)
 
 
 def line_of_caller() -> str:
