@@ -169,7 +169,7 @@ def tell(line: str) -> None:
     try:
         print(line)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
 
 
 def _is_unread() -> bool:

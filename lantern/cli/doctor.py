@@ -135,9 +135,9 @@ def _engines() -> Iterator[Finding]:
 
     model = load_model(parts=())
     yield from _engines_of(model.target)
-    method = choose_method(model, "auto", report=lambda line: None)
-    advice = "" if "lantern tune" in method.reason else "; `lantern tune` measures all methods"
-    yield Finding(f"method auto: {method.spec} ({method.reason}){advice}")
+    lines = list[str]()
+    method = choose_method(model, "auto", report=lines.append)
+    yield Finding([f"method auto is {method.spec}: {method.reason}", *lines][-1])
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:

@@ -388,8 +388,11 @@ def load_component(
             module = build(config)
     except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
         if is_out_of_memory(error):
-            with torch.device("meta"):  # a config of other sizes than those of the file is what is wrong
-                check_state(read_header(path), build(config).state_dict(), source=path)
+            sizes = None
+            with suppress(Exception), torch.device("meta"):
+                sizes = build(config).state_dict()
+            if sizes is not None:  # a config of other sizes than those of the file is what is wrong
+                check_state(read_header(path), sizes, source=path)
             raise
         raise ValueError(
             f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"

@@ -4,7 +4,9 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,17 +110,20 @@ class NetworkDrafter(TreeDrafter):
         if self._sampler is not None:
             every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
             return self._sampler(logits, every, width=width, purpose=purpose), None
-        return self.ranked(logits, places, width)
+        tokens, log_q, _ = self.ranked(logits, places, width)
+        return tokens, log_q
 
     def ranked(
         self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int
-    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"]]:
-        """Return `children`, always with log q."""
-        purpose = PURPOSE_OF_MODE.get(self.mode)
+    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"], Callable[[], Float[Tensor, "b n v"]]]:
+        """Return `children`, always with log q, and what gives their `scores`."""
         if self._ranker is not None:
-            return self._ranker(logits, places.expand(-1, logits.shape[2]), width=width, purpose=purpose)
+            every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
+            tokens, log_q = self._ranker(logits, every, width=width, purpose=purpose)
+            return tokens, log_q, partial(self.scores, log_q, places)
         log_q = self.log_q(logits, places)
-        return self.scores(log_q, places).topk(width, dim=-1).indices, log_q
+        scores = self.scores(log_q, places)
+        return scores.topk(width, dim=-1).indices, log_q, lambda: scores
 
     def log_q(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
         """Return log q of tokens of these numbers, from logits of all guidance rows or of the guided one."""
@@ -128,13 +133,8 @@ class NetworkDrafter(TreeDrafter):
 
     def scores(self, log_q: Float[Tensor, "b n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
         """Return what ranks children: log q plus the noise of these numbers."""
-        noise = self.noise_of(places)
-        return log_q if noise is None else log_q + noise
-
-    def noise_of(self, places: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"] | None:
-        """Return the noise by which children with these numbers are sampled, None in mode "point"."""
         purpose = PURPOSE_OF_MODE.get(self.mode)
-        return None if purpose is None else self.noise.gumbel(places, purpose)
+        return log_q if purpose is None else log_q + self.noise.gumbel(places, purpose)
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:

@@ -369,11 +369,11 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
     elif ending == ".jsonl":
         found = [(place, _parsed(line, f"{name}, {place}")) for place, line in found]
     elif ending in (".tsv", ".csv"):
-        header, *rows = _table(name, [line for _, line in found], is_quoted=ending == ".csv") or [[]]
-        column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.strip().lower() == known), None)
+        (_, header), *rows = _rows(name, text, ending) or [("", [])]
+        column = next((i for known in COLUMNS for i, cell in enumerate(header) if cell.lower() == known), None)
         if column is None:
             raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
-        found = [(f"row {i}", (row[column:] or [""])[0].strip()) for i, row in enumerate(rows, start=1)]
+        found = [(place, (cells[column:] or [""])[0]) for place, cells in rows]
     else:
         found = [(place, line.strip()) for place, line in found]
     prompts = []
@@ -391,16 +391,27 @@ def read_prompts(path: str, *, ending: str = "") -> list[str]:
     return prompts
 
 
-def _table(name: str, lines: list[str], *, is_quoted: bool) -> list[list[str]]:
-    """Return the cells of a table, whose columns are separated as those of its first line; ValueError for others."""
-    delimiter = "," if is_quoted and "," in lines[0] and "\t" not in lines[0] else "\t"  # LlamaGen's .csv has tabs
-    form: Any = {"quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE, "skipinitialspace": True}
+def _rows(name: str, text: str, ending: str) -> list[tuple[str, list[str]]]:
+    """Return the rows of a table, each with its last line, without blank ones and comments; ValueError for others.
+
+    Columns are separated as those of the header: by tabs, where quotes have no meaning, or in .csv by commas.
+    """
+    lines = [line for line in text.split("\n") if line.strip() and line.lstrip(" ")[0] != "#"]
+    is_tabbed = ending == ".tsv" or "\t" in "".join(lines[:1])  # LlamaGen's .csv has tabs
+    form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if not is_tabbed:
+        form = {"delimiter": "," if "," in "".join(lines[:1]) else "\t", "skipinitialspace": True, "strict": True}
+    reader, rows = csv.reader(StringIO(text, newline=""), **form), list[tuple[str, list[str]]]()
     try:
-        rows = list(csv.reader(lines, delimiter=delimiter, **form))
+        for cells in reader:
+            stripped = [cell.strip() for cell in cells]
+            if any(stripped) and not stripped[0].startswith("#"):
+                rows.append((f"line {reader.line_num}", stripped))
     except csv.Error as error:
-        raise ValueError(f"{name} is no table: {error}") from error
-    if long := [i for i, row in enumerate(rows) if len(row) > len(rows[0])]:
-        raise ValueError(f"{name}, row {long[0]} has more cells than the first line: put cells with commas in quotes")
+        raise ValueError(f"{name}, line {reader.line_num} is no row of a table: {error}") from error
+    long = [place for place, cells in rows if not is_tabbed and len(cells) > len(rows[0][1])]
+    if long:
+        raise ValueError(f"{name}, {long[0]} has more cells than the first line: put cells with commas in quotes")
     return rows
 
 

@@ -15,6 +15,7 @@ from lantern.cli.generate import main
 from lantern.cli.main import main as lantern
 from lantern.core.io import save_component
 from lantern.drafters.records import Records
+from lantern.generation.requests import read_prompts
 from lantern.methods import METHODS
 from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE
@@ -161,12 +162,29 @@ def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, tmp_path
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [("id,prompt\n1,red, blue\n", "row 1 has more cells"), ('id,prompt\n1,"red', None), ("id,text\n", "no prompts")],
+    [
+        ("id,prompt\n1,red, blue\n", "line 2 has more cells"),
+        ('id,prompt\n1,"red\n2,blue\n', "is no row of a table"),
+        ("id,text\n", "holds no prompts"),
+        ("# nothing\n", "has no column"),
+        ("", "has no column"),
+    ],
 )
-def test_tables_of_other_forms_are_refused(model: str, rows: str, message: str | None, capsys: Capture) -> None:
+def test_tables_of_other_forms_are_refused(model: str, rows: str, message: str, capsys: Capture) -> None:
     Path("p.csv").write_text(rows)
-    code = main(["--model", model, "--prompts-file", "p.csv", "--tokens", "t.json"])
-    assert code == 0 if message is None else message in refusal(capsys, code)
+    assert message in refusal(capsys, main(["--model", model, "--prompts-file", "p.csv", "--tokens", "t.json"]))
+
+
+def test_quotes_are_those_of_the_form() -> None:
+    texts = {
+        "a.csv": 'prompt\tid\n"Hello" sign\t1\n',  # as LlamaGen's
+        "b.csv": 'id,prompt\n1,"""Hello"" sign"\n\n# 2,red\n',
+        "c.csv": 'prompt\n"""Hello"" sign"\n',
+        "d.tsv": 'id\tprompt\n1\t"Hello" sign\t\n',
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+        assert read_prompts(name) == ['"Hello" sign'], name
 
 
 def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

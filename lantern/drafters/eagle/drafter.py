@@ -297,11 +297,16 @@ class GrowingDrafter(EagleDrafter):
                 above = features.gather(2, index)
                 first = front.seen.shape[2] - front.seen.shape[1]
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
-            tokens, log_q = self.ranked(self._logits(features), self._followed(depth), self.growth.width)
+            places, near = self._followed(depth), self.held.seen[:, :3]
+            tokens, log_q, rank = self.ranked(self._logits(features), places, self.growth.width)
             log_qs.append(log_q)
-            layer = shown = self._look(log_q, tokens, front, depth)
+            if self._reads_traits:
+                near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
+            about = {"depth": depth, "side": self.side, "width": self.growth.width, "spread": self.growth.spread}
+            of_nodes = {"places": places[:, 0], "reach": front.reach, "joint": front.joint, "near": near}
+            layer = shown = Layer(**about, **of_nodes, rows=log_q, rank=rank, tokens=tokens)
             if self.policy.is_predictable:
-                shown = dataclasses.replace(layer, noise=None, tokens=None)
+                shown = dataclasses.replace(layer, rank=lambda rows=log_q: rows, tokens=None)
             fronts.append(front)
             layers.append(layer)
             chances = self.policy.chances(shown)
@@ -314,8 +319,8 @@ class GrowingDrafter(EagleDrafter):
         found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         self._request_size(found, passes)
-        places = (self.held.depths[: found.count], self.held.starts[: found.count])
-        shape, below = shape_of(found, kept, fronts, *places, self.growth.width), None
+        about_all = (self.held.depths[: found.count], self.held.starts[: found.count])
+        shape, below = shape_of(found, kept, fronts, *about_all, self.growth.width), None
         if self.records_log_q:  # of the children of each node; of leaves that of the root
             numbers = torch.cat([front.numbers for front in fronts], 1)
             order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
@@ -323,26 +328,6 @@ class GrowingDrafter(EagleDrafter):
             below = rows_at(torch.cat(log_qs, 1), rows)
         traits = self._traits(layers, picks, kept) if self.records_traits else None
         return DraftTree(found.tokens.gather(1, kept), shape, self.mode, below, traits=traits)
-
-    def _look(self, log_q: Float[Tensor, "b f v"], tokens: Int[Tensor, "b f k"], front: Frontier, depth: int) -> Layer:
-        """Return what is known of a frontier and its candidates, whose tokens are in sampling order."""
-        places = self._followed(depth)
-        near = self.held.seen[:, :3]
-        if self._reads_traits:
-            near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
-        return Layer(
-            depth=depth,
-            side=self.side,
-            places=places[:, 0],
-            reach=front.reach,
-            joint=front.joint,
-            near=near,
-            width=self.growth.width,
-            rows=log_q,
-            noise=self.noise_of(places),
-            tokens=tokens,
-            spread=self.growth.spread,
-        )
 
     def _add(
         self, first: int, front: Frontier, layer: Layer, chances: Float[Tensor, "b f k"]

@@ -210,6 +210,7 @@ def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_s
         Sampling(guidance=1.0, temperature=0.7),
         Sampling(guidance=7.5, temperature=0.0, guidance_interval=4, top_k=1000),
         Sampling(guidance=3.0, top_p=0.9),
+        Sampling(guidance=3.0, top_k=2),
     ],
 )
 @pytest.mark.parametrize("purpose", [None, Purpose.TARGET, Purpose.DRAFT], ids=["point", "gumbel", "sampled"])
@@ -229,6 +230,7 @@ def test_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling
         ordered = scores.topk(width)
         is_kept = ordered.values > -torch.inf
         assert torch.equal(best[is_kept], ordered.indices[is_kept])
+        assert all(len(set(siblings)) == width for siblings in best.flatten(0, 1).tolist())
         assert torch.equal(found == -torch.inf, log_q == -torch.inf)
         kept = log_q > -torch.inf
         assert torch.allclose(found[kept], log_q[kept], atol=1e-5, rtol=0.0)

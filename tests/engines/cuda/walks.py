@@ -103,10 +103,14 @@ def compare(found: Verdict | None, expected: Verdict) -> int:
     return int(found.length.sum())
 
 
-def walked(verifier: Any, tree: DraftTree, rows: LogitRows) -> int:
-    """Compare what a target with kernels decides with the verifier."""
+def walked(verifier: Any, tree: DraftTree, rows: LogitRows, *, chunk: int | None = None) -> int:
+    """Compare what a target with kernels decides with the verifier; `chunk` is that of `walk.walk`."""
     assert walk.takes(verifier, tree, rows)
-    found = KernelTarget.__new__(KernelTarget).walk(verifier, tree, rows)
+    if chunk is None:
+        found = KernelTarget.__new__(KernelTarget).walk(verifier, tree, rows)
+    else:
+        logits, sampling = without_top_p(rows.sampling, rows.logits, rows.places)
+        found = walk.walk(verifier, tree, replace(rows, logits=logits, sampling=sampling), chunk=chunk)
     return compare(found, verifier.verify(tree, rows, rows.noise))
 
 
@@ -115,8 +119,8 @@ def rejects(seed: int, choice: random.Random) -> int:
     how = picked(choice, {"k": (1, 10, 33), "residual": ("paper", "released", "cool"), "shared": (False, True)})
     rules = [None, Lantern(**table(), **how, delta=0.2), LanternPP(**table(), **how, lambda_=5.0)]
     sampling = Sampling(**picked(choice, SAMPLINGS | {"temperature": (0.0, 0.5, 0.9, 1.0, 1.3)}))
-    tree, rows = problem(seed, choice.choice(TREES[:2]), choice.choice(MODES), sampling)
-    return walked(RejectionVerifier(choice.choice(rules)), tree, rows)
+    tree, rows = problem(seed, choice.choice(TREES), choice.choice(MODES), sampling)
+    return walked(RejectionVerifier(choice.choice(rules)), tree, rows, chunk=choice.choice((None, 64, 128)))
 
 
 def groups(seed: int, choice: random.Random) -> int:
@@ -129,7 +133,7 @@ def groups(seed: int, choice: random.Random) -> int:
     tree, rows = problem(seed, CHAIN if is_window else TREES[0], mode, sampling, has_ties=has_ties)
     if is_window:
         return walked(CouplingVerifier("independent", rule), replace(tree, mode="jacobi"), rows)
-    return walked(RejectionVerifier(rule), tree, rows)
+    return walked(RejectionVerifier(rule), tree, rows, chunk=choice.choice((None, 64, 128)))
 
 
 def matches(seed: int, choice: random.Random) -> int:
@@ -154,7 +158,7 @@ def moves(seed: int, choice: random.Random) -> int:
         rule = Bounded(**known, **flow, rounds=choice.choice((1, 2, 3)), width=choice.choice((1, 7, 64, TOKENS, 1000)))
     mode = choice.choice(("gumbel", "iid", "jacobi", "coupled"))
     is_window, sampling = mode in ("jacobi", "coupled"), Sampling(**picked(choice, SAMPLINGS))
-    shape = CHAIN if is_window else choice.choice(TREES[:2])
+    shape = CHAIN if is_window else choice.choice((*TREES[:1] * 4, *TREES[1:]))
     tree, rows = problem(seed, shape, "iid", sampling, has_ties=choice.random() < 0.5)
     if shape is TREES[0] and choice.random() < 0.5:  # trees of their own
         other, parts = vars(named("chain_8").shape(DEVICE)), vars(tree.shape)
