@@ -354,7 +354,7 @@ def number(kind: type, low: float, high: float) -> Callable[[str], Any]:
         except ValueError:
             value = math.nan
         if not low <= value <= high:  # NaN is in no range
-            raise ArgumentTypeError(f"{text[:40]!r}, wanted {wanted}")
+            raise ArgumentTypeError(f"{text!r:.40}, wanted {wanted}")
         return value
 
     return parse
@@ -364,7 +364,7 @@ def size_of(text: str) -> tuple[int, int]:
     """Parse width x height in pixels, such as 720x512, to (height, width). ArgumentTypeError for another form."""
     found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     if found is None:
-        raise ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
+        raise ArgumentTypeError(f"{text!r:.40}, wanted width and height in pixels, such as 720x720")
     return int(found[2]), int(found[1])
 
 
@@ -379,14 +379,14 @@ class OneOf:
         """Return the text if it is one of the names; ArgumentTypeError names the nearest one."""
         if text not in self.names:
             known = self.noun or f"one of {', '.join(self.names)}"
-            raise ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
+            raise ArgumentTypeError(f"{text!r:.40}, wanted {known}{nearest(text, self.names)}")
         return text
 
 
 def existing(text: str) -> Path:
     """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist or cannot be reached."""
     if not os.path.exists(text):  # False as well for a folder that may not be read
-        raise ArgumentTypeError(f"{text[:80]!r} does not exist, or its folder cannot be read")
+        raise ArgumentTypeError(f"{text!r:.80} does not exist, or its folder cannot be read")
     return Path(text)
 
 
@@ -399,7 +399,7 @@ def named(
         name, _, value = text.partition("=")
         if not name or not value:
             of = f" with NAME of {', '.join(names)}" if names else ""
-            raise ArgumentTypeError(f"{text[:80]!r}, wanted NAME={what}{of}")
+            raise ArgumentTypeError(f"{text!r:.80}, wanted NAME={what}{of}")
         return OneOf(names)(name) if names else name, kind(value)
 
     return parse

@@ -22,7 +22,7 @@ class MethodName(OneOf):
         """Return the name; ArgumentTypeError for another one, and for one with settings."""
         name, _, settings = text.partition(":")
         if name in self.names and settings:
-            raise ArgumentTypeError(f"{text[:40]!r}, wanted {name}: its settings are options, such as --{settings}")
+            raise ArgumentTypeError(f"{text!r:.40}, wanted {name}: its settings are options, such as --{settings}")
         return super().__call__(text)
 
 

@@ -197,6 +197,7 @@ def test_refusals_of_every_command_are_tested() -> None:
 @pytest.mark.parametrize("kind", [number(int, 0, 100), number(float, 0, 100), OneOf(["plain", "lantern"]), existing])
 @settings(deadline=None)
 @given(text=st.one_of(st.text(max_size=60), st.floats().map(str), st.integers().map(str), st.just("0x10")))
+@example(text="\U00018cd6" * 60)  # ten characters each in a message
 def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[[str], Any], text: str) -> None:
     try:
         value = kind(text)
