@@ -319,8 +319,8 @@ class GrowingDrafter(EagleDrafter):
         found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         self._request_size(found, passes)
-        about_all = (self.held.depths[: found.count], self.held.starts[: found.count])
-        shape, below = shape_of(found, kept, fronts, *about_all, self.growth.width), None
+        depths, starts = (held[: found.count] for held in (self.held.depths, self.held.starts))
+        shape, below = shape_of(found, kept, fronts, depths, starts, self.growth.width), None
         if self.records_log_q:  # of the children of each node; of leaves that of the root
             numbers = torch.cat([front.numbers for front in fronts], 1)
             order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
