@@ -137,7 +137,8 @@ def _engines() -> Iterator[Finding]:
     yield from _engines_of(model.target)
     lines = list[str]()
     method = choose_method(model, "auto", report=lines.append)
-    yield Finding([f"method auto is {method.spec}: {method.reason}", *lines][-1])
+    chosen = f"method auto is {method.spec}: {method.reason}"
+    yield Finding(next((line for line in lines if line.startswith(chosen)), chosen))  # with advice, if it is measured
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:

@@ -39,9 +39,9 @@ class Layer:
 
     `places` is the token number of the children, `side` the tokens per row. `reach` is the log
     probability of reaching a node by the policy, `joint` by the scores alone. `near` is the acceptance at the left,
-    upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `rank` gives log q plus noise, and
-    `tokens` the candidates; where a policy must not read sampled tokens these are `rows` and None. What follows from
-    them is computed when it is read.
+    upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `make_scores` adds the noise to them,
+    and `tokens` are the candidates; where a policy must not read sampled tokens, scores are `rows` and `tokens` None.
+    What follows from them is computed when it is read.
     """
 
     depth: int
@@ -52,14 +52,14 @@ class Layer:
     near: Float[Tensor, "b 3"]
     width: int
     rows: Float[Tensor, "b f v"]
-    rank: Callable[[], Float[Tensor, "b f v"]]
+    make_scores: Callable[[], Float[Tensor, "b f v"]]
     tokens: Int[Tensor, "b f k"] | None
     spread: float
 
     @cached_property
     def scores(self) -> Float[Tensor, "b f v"]:
         """Log q plus noise."""
-        return self.rank()
+        return self.make_scores()
 
     @cached_property
     def entropy(self) -> Float[Tensor, "b f"]:

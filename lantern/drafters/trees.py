@@ -304,13 +304,13 @@ class Frontier:
     seen: Bool[Tensor, "b f i"]
 
     def below(
-        self, children: Candidates, joint: Float[Tensor, "b m"] | None, itself: Bool[Tensor, "w w"], *, first: int
+        self, children: Candidates, joint: Float[Tensor, "b m"] | None, identity: Bool[Tensor, "w w"], *, first: int
     ) -> "Frontier":
-        """Return the best of its children, numbered from `first`; `itself` is the identity of the width."""
-        width = len(itself)
+        """Return the best of its children, numbered from `first`; `identity` is that matrix, of the width."""
+        width = len(identity)
         reach, best = children.values.topk(min(width, children.count), dim=1)
         parents = children.places.gather(1, best) // width
-        own = itself[: best.shape[1], : best.shape[1]].expand(len(best), -1, -1)
+        own = identity[: best.shape[1], : best.shape[1]].expand(len(best), -1, -1)
         above = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
         tokens, joint = children.tokens.gather(1, best), reach if joint is None else joint.gather(1, best)
         return Frontier(first + best, parents, tokens, reach, joint, torch.cat([above, own], 2))

@@ -396,11 +396,11 @@ def _rows(name: str, text: str, ending: str) -> list[tuple[str, list[str]]]:
 
     Columns are separated as those of the header: by tabs, where quotes have no meaning, or in .csv by commas.
     """
-    lines = [line for line in text.split("\n") if line.strip() and line.lstrip(" ")[0] != "#"]
-    is_tabbed = ending == ".tsv" or "\t" in "".join(lines[:1])  # LlamaGen's .csv has tabs
+    header = next((line for line in text.split("\n") if line.strip() and line.lstrip(" ")[0] != "#"), "")
+    is_tabbed = ending == ".tsv" or "\t" in header  # LlamaGen's .csv has tabs
     form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     if not is_tabbed:
-        form = {"delimiter": "," if "," in "".join(lines[:1]) else "\t", "skipinitialspace": True, "strict": True}
+        form = {"delimiter": "," if "," in header else "\t", "skipinitialspace": True, "strict": True}
     reader, rows = csv.reader(StringIO(text, newline=""), **form), list[tuple[str, list[str]]]()
     try:
         for cells in reader:

@@ -140,6 +140,13 @@ def test_doctor_reports_the_choice_with_its_reason(monkeypatch: pytest.MonkeyPat
     assert "gumbel-jacobi" in line and "times a step over one" in line and "lantern tune" in line
 
 
+def test_doctor_does_not_advise_what_was_done(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(choice, "_of_profile", lambda *_: find("plain"))
+    main(["doctor"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
+    assert line.endswith("method auto is plain: a profile of `lantern tune` recommends it")
+
+
 def write(model: Model, /, **changes: Any) -> Path:
     found: dict[str, Any] = {
         "version": choice.VERSION,

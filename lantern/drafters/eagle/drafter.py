@@ -252,7 +252,7 @@ class GrowingDrafter(EagleDrafter):
         self.side = round(self.count**0.5)
         width, front = self.growth.width, 1
         self.held.children = torch.arange(width**2, device=device)
-        self.held.itself = torch.eye(width, dtype=torch.bool, device=device)
+        self.held.identity = torch.eye(width, dtype=torch.bool, device=device)
         depths, starts, above = [0], [0], 0  # of the candidates: their depth, and where their parents' frontier starts
         for depth in range(self.depth):
             count = front * width if self.sizes is None else min(self.sizes[depth], front * width)
@@ -298,15 +298,15 @@ class GrowingDrafter(EagleDrafter):
                 first = front.seen.shape[2] - front.seen.shape[1]
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
             places, near = self._followed(depth), self.held.seen[:, :3]
-            tokens, log_q, rank = self.ranked(self._logits(features), places, self.growth.width)
+            tokens, log_q, make_scores = self.ranked(self._logits(features), places, self.growth.width)
             log_qs.append(log_q)
             if self._reads_traits:
                 near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
             about = {"depth": depth, "side": self.side, "width": self.growth.width, "spread": self.growth.spread}
             of_nodes = {"places": places[:, 0], "reach": front.reach, "joint": front.joint, "near": near}
-            layer = shown = Layer(**about, **of_nodes, rows=log_q, rank=rank, tokens=tokens)
+            layer = shown = Layer(**about, **of_nodes, rows=log_q, make_scores=make_scores, tokens=tokens)
             if self.policy.is_predictable:
-                shown = dataclasses.replace(layer, rank=lambda rows=log_q: rows, tokens=None)
+                shown = dataclasses.replace(layer, make_scores=lambda rows=log_q: rows, tokens=None)
             fronts.append(front)
             layers.append(layer)
             chances = self.policy.chances(shown)
@@ -345,7 +345,7 @@ class GrowingDrafter(EagleDrafter):
             tokens, values = tokens.gather(1, pick), values.gather(1, pick)
             joint = None if joint is None else joint.gather(1, pick)
         more = Candidates(tokens, places, values)
-        return more, front.below(more, joint, self.held.itself, first=first), pick
+        return more, front.below(more, joint, self.held.identity, first=first), pick
 
     def _picked(self, values: Float[Tensor, "b m"], size: int) -> Int[Tensor, "b k"]:
         """Return the best children of a frontier, `size` at most, in order."""

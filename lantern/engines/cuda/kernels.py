@@ -399,7 +399,7 @@ def sample_kernel(
         row = tl.minimum(tl.maximum(place, 0), positions - 1)
         noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at
         scores = scores + tl.load(noise, mask=inside, other=0.0)
-    scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)  # the best are distinct, if few are kept too
+    scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)  # so that the best are distinct
     for choice in range(0, width):
         best = tl.minimum(tl.argmax(scores, 0), TOKENS - 1)  # where scores are NaN it may be any
         tl.store(OUT + (image * nodes + node) * width + choice, best.to(tl.int64))

@@ -44,8 +44,8 @@ SAMPLINGS = {
 }
 
 
-def picked(choice: random.Random, options: dict[str, Any], **others: Any) -> dict[str, Any]:
-    return {name: choice.choice(values) for name, values in options.items()} | others
+def picked(choice: random.Random, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: choice.choice(values) for name, values in options.items()}
 
 
 def drafted(tree: StaticTree, mode: Any, log_q: Tensor, generator: torch.Generator) -> DraftTree:
