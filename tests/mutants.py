@@ -727,6 +727,20 @@ core/sampling.py: engines/cuda/test_wave.py
 - self._keys[place] = other._keys[of]
 + pass
 
+engines/cuda/kernels.py: engines/cuda/test_walk.py
+- * tl.load(VALUES + image * values_stride)
++ * tl.load(VALUES)
+- tl.load(VALUES + image * values_stride + 1)
++ tl.load(VALUES + 1)
+
+decoding/loop.py: engines/cuda/test_reuse.py
+- (sampling or state.sampling).values(
++ state.sampling.values(
+
+decoding/loop.py: engines/cuda/test_wave.py
+- state.sampling.hold(state.held.sampling)
++ state.sampling.hold(state.held.sampling.clone())
+
 engines/cuda/target.py: engines/cuda/test_claimed.py
 - squares = fused.squares_of(x)
 + squares = fused.squares_of(x)[: int(positions.max()) + 999]

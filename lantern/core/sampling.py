@@ -7,8 +7,9 @@ on int64 tensors, so every device, batch, shard and order gives the same bits, a
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,17 +71,27 @@ class Sampling:
         """Whether every distribution is a single token."""
         return self.temperature == 0
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What decides which operations run: all but the values of guidance and temperature."""
+        return self.rows, self.is_greedy, self.top_k, self.top_p, self.guidance_interval
+
+    def values(self, images: int, device: torch.device) -> Float[Tensor, "b 2"]:
+        """Return the guidance scale, 1 without guidance, and the temperature, 1 where greedy, of so many images."""
+        pair = [self.guidance if self.rows == 2 else 1.0, self.temperature or 1.0]
+        return torch.tensor([pair], dtype=torch.float32, device=device).repeat(images, 1)
+
     def untruncated(self) -> "Sampling":
         """Return the same guidance at temperature 1 without filters, on which relaxed greedy decoding measures mass."""
         return dataclasses.replace(self, temperature=1.0, top_k=0, top_p=1.0)
 
     def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return the guidance scale at each token number: `guidance`, or 1 outside the interval."""
-        scale = float(self.guidance) if self.rows == 2 else 1.0
-        full = torch.full(positions.shape, scale, dtype=torch.float32, device=positions.device)
+        scale = self._scale(positions.ndim) if self.rows == 2 else 1.0
+        full = torch.ones(positions.shape, dtype=torch.float32, device=positions.device) * scale
         if self.guidance_interval < 0:
             return full
-        return torch.where(positions <= self.guidance_interval + 1, full, torch.ones_like(full))
+        return torch.where(positions <= self.guidance_interval + 1, full, 1.0)
 
     def guide(self, rows: Float[Tensor, "b r n c"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
         """Combine guidance rows to u + s (c - u) in fp32: rows of logits, or of the features that the head reads.
@@ -93,7 +104,7 @@ class Sampling:
         if self.rows == 1:
             return conditional
         unconditional = rows[:, 1].float()
-        guided = unconditional + (conditional - unconditional) * self.guidance
+        guided = unconditional + (conditional - unconditional) * self._scale(conditional.ndim)
         if self.guidance_interval < 0:
             return guided
         return torch.where((positions <= self.guidance_interval + 1)[..., None], guided, conditional)
@@ -120,13 +131,45 @@ class Sampling:
         if self.is_greedy:
             # the arg-max, the lowest index among equals, has log-probability 0
             return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-        if self.temperature != 1:
-            logits = logits / self.temperature
+        if (temperature := self._divisor(logits.ndim)) is not None:
+            logits = logits / temperature
         if 0 < self.top_k < logits.shape[-1]:
             logits = keep_largest(logits, self.top_k, may_look)
         if self.top_p < 1:
             logits = keep_nucleus(logits, self.top_p)
         return logits
+
+    def _scale(self, ndim: int) -> Any:
+        """Return the guidance scale, as a factor of a tensor of so many axes, the first of images."""
+        return float(self.guidance)
+
+    def _divisor(self, ndim: int) -> Any:
+        """Return the temperature in the same way, None for 1."""
+        return None if self.temperature == 1 else self.temperature
+
+
+@dataclass(frozen=True, eq=False)
+class HeldSampling(Sampling):
+    """A sampling whose guidance and temperature are read from a device, each image's own, so that captured rounds serve
+    all values of one `form`. `hold` gives them.
+    """
+
+    memory: dict[str, Float[Tensor, "b 2"]] = field(default_factory=dict)
+
+    def hold(self, values: Float[Tensor, "b 2"]) -> None:
+        """Read from now on what this tensor has, as `values` of a sampling."""
+        self.memory["values"] = values
+
+    def untruncated(self) -> "Sampling":
+        """Return the same guidance at temperature 1 without filters, of a greedy sampling only."""
+        assert self.is_greedy
+        return super().untruncated()
+
+    def _scale(self, ndim: int) -> Any:
+        return self.memory["values"][:, 0].view(-1, *[1] * (ndim - 1))
+
+    def _divisor(self, ndim: int) -> Any:
+        return self.memory["values"][:, 1].view(-1, *[1] * (ndim - 1))
 
 
 def largest(values: Float[Tensor, "*n v"], may_look: bool = False) -> Int[Tensor, "*n"]:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.sampling import Noise, Sampling, largest, rounded_log_softmax
+from lantern.core.sampling import HeldSampling, Noise, Sampling, largest, rounded_log_softmax
 from lantern.core.types import (
     Buffers,
     Callback,
@@ -308,6 +308,7 @@ def begin(
     keys: Sequence[tuple[int, int]],
     prompts: PromptCache | None = None,
     forced: Int[Tensor, "b n"] | None = None,
+    sampling: Sampling | None = None,
     is_timed: bool = False,
     kind: CacheKind = FULL_CACHE,
 ) -> State:
@@ -315,8 +316,9 @@ def begin(
 
     `keys` are the (seed, image number) of each image's noise. `forced` are tokens that are given, -1 where a token is
     sampled: no method changes them. Those that all images keep from the start are read in few passes and reported with
-    token 0, those behind the last free one of all images need no pass; the others count as accepted drafts. `prompts`
-    keeps prompts between calls. A state that has begun before keeps its cache if it fits and is of this `kind`.
+    token 0, those behind the last free one of all images need no pass; the others count as accepted drafts. A held
+    sampling takes the values of `sampling`, which has its form; others keep theirs. `prompts` keeps prompts between
+    calls. A state that has begun before keeps its cache if it fits and is of this `kind`.
     ValueError for another number of keys, and for forced tokens of another shape or number.
     """
     if len(keys) != condition.batch:
@@ -335,6 +337,9 @@ def begin(
         prompts=prompts,
         kind=kind,
     )
+    if isinstance(state.sampling, HeldSampling):
+        state.held.sampling = (sampling or state.sampling).values(len(keys), device)
+        state.sampling.hold(state.held.sampling)
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
     how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}
     noise = Noise(keys, **sizes, **how)

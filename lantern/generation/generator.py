@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from lantern.core.config import check_number, is_debugging, is_out_of_memory, one_line
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import HeldSampling, Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import on_device, outside_modes
 from lantern.decoding.cache import CacheKind, PromptCache, reading_passes
@@ -185,7 +185,7 @@ class Decoder:
         is_alone = type(state) is not State or condition.batch > 1 or how.get("forced") is not None
         is_alone = is_alone or self.method.made.has_foreign  # drafters that may keep more than they name
         if (anew := self.anew) is not None and is_joined and self.engine.captures:
-            state.kind = None if is_alone else (self.method.name, repr(self.method.settings), self.sampling)
+            state.kind = None if is_alone else (self.method.name, repr(self.method.settings), self.sampling.form)
             state.batch_of = lambda images: anew().begin(
                 condition.select([0] * images), is_joined=True, keys=list(how["keys"]) * images
             )
@@ -255,13 +255,14 @@ def build_decoder(
     anew = partial(build_decoder, method, target, **given, prompts=prompts, engine=engine)
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
-    if method.made.drafter is None:
-        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, anew)
     while True:
         prepared = engine.prepare(target)
+        own = HeldSampling(**vars(sampling)) if engine.captures else sampling
+        if method.made.drafter is None:
+            return Decoder(method, prepared, own, None, None, prompts, engine, anew)
         give = {
             "target": prepared,
-            "sampling": sampling,
+            "sampling": own,
             "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.needs if name in add_ons},
             "neighbours": neighbours,
             "codebook": codebook,
@@ -270,7 +271,7 @@ def build_decoder(
         check_modes(drafter, verifier)
         reason = engine.why_not(target, drafter)
         if reason is None:
-            return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine, anew)
+            return Decoder(method, prepared, own, drafter, verifier, prompts, engine, anew)
         if not engine.reason or engine.name == "eager":
             raise ValueError(f'method "{method.name}": {reason}')
         # The engine was chosen automatically and does not suit this drafter.
@@ -306,7 +307,8 @@ class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
     `batch` is the number of images made at once, halved each time memory runs out. `on_halved`, `debug`, `record` and
-    `interval` are those of `generate`. `parts` are those of an earlier one with the same weights, method and sampling.
+    `interval` are those of `generate`. `parts` are those of an earlier one with the same weights and method, and
+    with the same sampling, or one of its `form` where rounds are captured.
     """
 
     model: Model
@@ -390,7 +392,7 @@ class Generator:
         keys, forced = [(request.seed, request.number) for request in requested], None
         if any(request.forced is not None for request in requested):
             forced = given_tokens(requested, self.model.target.config.block_size)
-        return {"keys": keys, "forced": forced}
+        return {"keys": keys, "forced": forced, "sampling": self.sampling}
 
     def pixels(self, tokens: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode tokens to pixels, of fewer images at once where memory runs out."""

@@ -17,6 +17,7 @@ With TRITON_INTERPRET=1 in the environment at the first import of triton the ker
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import knobs
 
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import HeldSampling, Sampling
 from lantern.decoding.cache import StaticCache
 
 BLOCK = 64  # positions of a block of keys
@@ -41,7 +42,7 @@ NUMBERS = (
     *("position_line", "input_line"),
     *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride", "grid_stride"),
     *("depth", "near", "columns", "far_columns", "lanes", "tree_stride", "rank_stride", "depth_stride"),
-    *("image_stride", "row_stride"),
+    *("image_stride", "row_stride", "values_stride"),
 )
 
 
@@ -328,10 +329,13 @@ def linear8_kernel(
 @triton.jit
 def scores_of(
     LOGITS,
-    image, node, place, guidance, temperature, interval, line_stride, node_stride,
+    VALUES, image, node, place, interval, values_stride, line_stride, node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token."""
+    """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token.
+
+    VALUES has the guidance and the temperature of an image.
+    """
     at = tl.arange(0, SIZE)
     inside = at < TOKEN_COUNT
     line = image * 2 if IS_GUIDED else image
@@ -339,11 +343,11 @@ def scores_of(
     scores = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     if IS_GUIDED:
         rest = tl.load(source + line_stride, mask=inside, other=0.0).to(tl.float32)
-        guided = rest + (scores - rest) * guidance
+        guided = rest + (scores - rest) * tl.load(VALUES + image * values_stride)
         is_in_interval = (interval < 0) | (place <= interval + 1)
         scores = tl.where(is_in_interval, guided, scores)
     if not IS_GREEDY:
-        scores = tl.div_rn(scores, temperature)
+        scores = tl.div_rn(scores, tl.load(VALUES + image * values_stride + 1))
     return tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))
 
 
@@ -369,8 +373,8 @@ def least_of(scores, top_k):
 
 @kernel
 def sample_kernel(
-    LOGITS, PLACES, NOISE, OUT, LOG_Q, GRID, TOTAL,
-    guidance, temperature, top_k, interval, nodes, positions, places_stride, place_stride, line_stride, node_stride,
+    LOGITS, VALUES, PLACES, NOISE, OUT, LOG_Q, GRID, TOTAL,
+    top_k, interval, nodes, positions, places_stride, place_stride, values_stride, line_stride, node_stride,
     grid_stride, width,
     TOKENS: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_NOISE: tl.constexpr,
     HAS_TOP_K: tl.constexpr, SIZE: tl.constexpr,
@@ -384,7 +388,7 @@ def sample_kernel(
     inside = at < TOKENS
     place = tl.load(PLACES + image * places_stride + node * place_stride)
     scores = scores_of(
-        *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+        *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
         *(TOKENS, SIZE, IS_GUIDED, IS_GREEDY),
     )
     if TOTAL is not None:
@@ -573,6 +577,19 @@ def linear8(
         )  # fmt: skip
 
 
+@cache  # without a limit, since graphs read the memory
+def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers on a device; made in the steps before a capture."""
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
+def values_of(sampling: Sampling, device: torch.device) -> tuple[Float[Tensor, "..."], int]:
+    """Return guidance and temperature, of each image or of all, and the stride of an image."""
+    if isinstance(sampling, HeldSampling):
+        return sampling.memory["values"], 2
+    return numbers_on((float(sampling.guidance), float(sampling.temperature)), device, torch.float32), 0
+
+
 def spaced(logits: Float[Tensor, "b r n v"]) -> tuple[Float[Tensor, "b r n v"], tuple[int, int]]:
     """Return logits whose tokens are neighbours and whose lines are equally far apart, and strides of line and node."""
     guided = logits.shape[1]
@@ -601,13 +618,13 @@ def sample(
     """
     images, guided, nodes, tokens = logits.shape
     logits, strides = spaced(logits.float())
+    values, apart = values_of(sampling, logits.device)
     out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
     size = triton.next_power_of_2(tokens)
     sample_kernel[(images, nodes)](
-        *(logits, places, logits if noise is None else noise, out, log_q, grid, total),
-        *(float(sampling.guidance), float(sampling.temperature), sampling.top_k, sampling.guidance_interval),
-        *(nodes, 1 if noise is None else noise.shape[1]),
-        *(*places.stride(), *strides),
+        *(logits, values, places, logits if noise is None else noise, out, log_q, grid, total),
+        *(sampling.top_k, sampling.guidance_interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(*places.stride(), apart, *strides),
         *(0 if grid is None else grid.stride(0), width),
         TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
         HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,

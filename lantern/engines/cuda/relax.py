@@ -21,7 +21,7 @@ from lantern.core.types import DraftTree
 from lantern.decoding.loop import LogitRows
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.kernels import kernel, least_of, ordered, scores_of, spaced, unfused
-from lantern.engines.cuda.walk import CHUNK, TINY, numbers_on
+from lantern.engines.cuda.walk import CHUNK, TINY
 from lantern.verifiers.relaxations.distributions import Bounded, Mixture
 from lantern.verifiers.relaxations.rule import Relaxation
 from lantern.verifiers.relaxed import RelaxedRows
@@ -51,9 +51,9 @@ def masses_of(LOG_P, LOG_Q, step, cap, TOKEN_COUNT: tl.constexpr, GRAIN: tl.cons
 
 @kernel
 def relax_kernel(
-    LOGITS, LOG_Q, TOKENS, PARENTS, PLACES, BOUNDS, TABLE, FAR, SCRATCH, TAKERS, LOG_P, LOG_R, SHARE, SPENT, MOVED,
-    guidance, temperature, delta, top_k, interval, nodes, near, rounds, width, columns, far_columns, places_stride,
-    tree_stride, line_stride, node_stride, q_image_stride, q_node_stride,
+    LOGITS, VALUES, LOG_Q, TOKENS, PARENTS, PLACES, BOUNDS, TABLE, FAR, SCRATCH, TAKERS, LOG_P, LOG_R, SHARE, SPENT,
+    MOVED, delta, top_k, interval, nodes, near, rounds, width, columns, far_columns, places_stride,
+    tree_stride, values_stride, line_stride, node_stride, q_image_stride, q_node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
     ROWS: tl.constexpr, GRAIN: tl.constexpr, IS_GUIDED: tl.constexpr, HAS_TOP_K: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def relax_kernel(
     LOG_P, LOG_R = LOG_P + row * TOKEN_COUNT, LOG_R + row * TOKEN_COUNT
     place = tl.load(PLACES + image * places_stride + node)
     scores = scores_of(
-        *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+        *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
         *(TOKEN_COUNT, SIZE, IS_GUIDED, tl.constexpr(False)),
     )
     if HAS_TOP_K:
@@ -191,7 +191,7 @@ class KernelRows(RelaxedRows):
         self.places, self.may_stop, self._noise = rows.places, False, rows.noise
         sampling, log_q, parents = rows.sampling, tree.log_q, tree.shape.parents
         assert log_q is not None and isinstance(relaxation, Bounded | Mixture)
-        logits, strides = spaced(rows.logits)
+        (logits, strides), (values, apart) = spaced(rows.logits), kernels.values_of(sampling, rows.logits.device)
         images, guided, nodes, tokens = logits.shape
         log_q = log_q if log_q.stride(2) == 1 else log_q.contiguous()
         size, device = triton.next_power_of_2(tokens), logits.device
@@ -207,14 +207,13 @@ class KernelRows(RelaxedRows):
         self._distance = None if distances is None else torch.empty_like(self._spent)
         padded = triton.next_power_of_2(max(near, 2))
         relax_kernel[(images, nodes)](
-            *(logits, log_q, tree.tokens.contiguous(), parents, self.places),
-            numbers_on((relaxation.delta * core.UNITS, relaxation.cap - 1), device, torch.float64),
+            *(logits, values, log_q, tree.tokens.contiguous(), parents, self.places),
+            kernels.numbers_on((relaxation.delta * core.UNITS, relaxation.cap - 1), device, torch.float64),
             *(table, distances, scratch, takers, self._before, self._every, self._share, self._spent, self._distance),
-            *(float(sampling.guidance), float(sampling.temperature), float(relaxation.delta), sampling.top_k),
-            *(sampling.guidance_interval, nodes, near, rounds, width),
+            *(float(relaxation.delta), sampling.top_k, sampling.guidance_interval, nodes, near, rounds, width),
             *(0 if of is None else of.stride(0) for of in (table, distances)),
             *(self.places.stride(0), parents.stride(0) if parents.ndim == 2 else 0),
-            *(*strides, log_q.stride(0), log_q.stride(1)),
+            *(apart, *strides, log_q.stride(0), log_q.stride(1)),
             TOKEN_COUNT=tokens, SIZE=size, CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
             NEAR=padded, ROWS=max(TILE // padded, 1), GRAIN=core.UNITS / core.COARSE if table is not None else 1.0,
             IS_GUIDED=guided > 1, HAS_TOP_K=0 < sampling.top_k < tokens,

@@ -20,18 +20,16 @@ Values pass between the threads of a program through global memory, with a barri
 # pyright: reportAttributeAccessIssue=false
 
 # ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import kernel, least_of, ordered, scores_of, spaced, unfused
+from lantern.engines.cuda.kernels import kernel, least_of, numbers_on, ordered, scores_of, spaced, unfused, values_of
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
@@ -110,8 +108,8 @@ def group_of(
 
 @kernel
 def summary_kernel(
-    LOGITS, PLACES, BOUNDS, NORMS,
-    guidance, temperature, top_k, interval, nodes, places_stride, line_stride, node_stride,
+    LOGITS, VALUES, PLACES, BOUNDS, NORMS,
+    top_k, interval, nodes, places_stride, values_stride, line_stride, node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
     HAS_TOP_K: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +117,7 @@ def summary_kernel(
     image, node = tl.program_id(0), tl.program_id(1)
     place = tl.load(PLACES + image * places_stride + node)
     scores = scores_of(
-        *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+        *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
         *(TOKEN_COUNT, SIZE, IS_GUIDED, IS_GREEDY),
     )
     row = image * nodes + node
@@ -136,10 +134,10 @@ def summary_kernel(
 
 @kernel
 def walk_kernel(
-    LOGITS, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, VECTORS, SCRATCH,
-    PATH, LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
-    guidance, temperature, constant, factor, top_k, interval, nodes, positions, depth, lanes, near, columns,
-    far_columns, p_radius, d_radius, places_stride, tree_stride, rank_stride, line_stride, node_stride,
+    LOGITS, VALUES, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, VECTORS,
+    SCRATCH, PATH, LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
+    constant, factor, top_k, interval, nodes, positions, depth, lanes, near, columns,
+    far_columns, p_radius, d_radius, places_stride, tree_stride, rank_stride, values_stride, line_stride, node_stride,
     q_image_stride, q_node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
     IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_TOP_K: tl.constexpr, HAS_NOISE: tl.constexpr,
@@ -171,7 +169,7 @@ def walk_kernel(
             tl.store(P + at, tl.where(at == tl.load(BOUNDS + row), 1.0, 0.0))
         else:
             scores = scores_of(
-                *(LOGITS, image, node, place, guidance, temperature, interval, line_stride, node_stride),
+                *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
                 *(TOKEN_COUNT, SIZE, IS_GUIDED, IS_GREEDY),
             )
             if HAS_TOP_K:
@@ -514,12 +512,6 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
     return Verdict(path, length, chosen, samples=sampled)
 
 
-@cache  # without a limit, since graphs read the memory
-def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return numbers on a device; made in the steps before a capture."""
-    return torch.tensor(numbers, dtype=dtype, device=device)
-
-
 def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
     """Return the verdict of `verifier.verify`; see `takes` for its trees. Nothing waits for the device.
 
@@ -551,10 +543,9 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     how = unfused() | {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
     how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy}
     how |= {"num_warps": min(max(size // 512, 4), 16)}
-    scale = (float(sampling.guidance), float(sampling.temperature))
-    settings = (sampling.top_k, sampling.guidance_interval)
+    (values, apart), settings = values_of(sampling, device), (sampling.top_k, sampling.guidance_interval)
     summary_kernel[(images, nodes)](
-        *(logits, places, bounds, norms, *scale, *settings, nodes, places.stride(0), *strides),
+        *(logits, values, places, bounds, norms, *settings, nodes, places.stride(0), apart, *strides),
         **how,
     )
     log_q = None if tree.mode == "point" else tree.log_q
@@ -563,15 +554,15 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
     lanes = max(shape.widths)
     gumbel = noise.gumbel_table(Purpose.RESIDUAL)
     walk_kernel[(images,)](
-        *(logits, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
+        *(logits, values, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
         *(numbers_on(shape.widths, device, torch.int32), places, noise.uniform_table(lanes), gumbel),
         *(table, distances, vectors, scratch, path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
-        *(*scale, constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
+        *(constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
         *(*radii, places.stride(0)),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
-        *strides,
+        *(apart, *strides),
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
         CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
         NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)), HAS_NOISE=gumbel is not None,

@@ -76,9 +76,10 @@ def test_images_that_share_a_wave_have_their_own_tokens_in_fp32(name: str) -> No
     from tests.engines.cuda.kinds import joined
 
     target = target_in(torch.float32)
-    made = joined([decoder_of(name, target) for _ in KEYS], CONDITION, KEYS)
+    scales = [2.5 + i for i in range(len(KEYS))]
+    made = joined([decoder_of(name, target, scale) for scale in scales], CONDITION, KEYS)
     for i, tokens in enumerate(made):
-        alone = decoder_of(name, target, engine=EAGER).generate(CONDITION.select([i]), keys=KEYS[i : i + 1])
+        alone = decoder_of(name, target, scales[i], engine=EAGER).generate(CONDITION.select([i]), keys=KEYS[i : i + 1])
         assert torch.equal(tokens, alone.tokens)
 
 

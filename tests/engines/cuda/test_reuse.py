@@ -187,13 +187,17 @@ class Alone(RehearsedEngine):
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
 def test_images_of_a_server_that_follow_each_other_have_their_own_tokens(name: str) -> None:
-    """The graph of the first image is replayed for the others, from their third round on, without a pause."""
+    """The graph of the first image is replayed for the others, from their third round on, without a pause, whatever
+    their guidance and temperature.
+    """
     target, condition = tiny_target(), tiny_condition((4,))
-    by_torch, decoder = (decoder_of(name, target, engine) for engine in (EAGER, Alone()))
+    decoder = decoder_of(name, target, Alone())
     joint = Joint(decoder.engine.group, decoder.engine.drive)
     for seed in range(4):
         how: dict[str, Any] = {"keys": [(seed, 0)]}
-        state = decoder.begin(condition, is_joined=True, **how)
+        sampling = Sampling(guidance=3.0 + seed, temperature=1.0 - seed / 5)
+        by_torch = tiny_decoder(small_method(name), target, sampling)
+        state = decoder.begin(condition, is_joined=True, sampling=sampling, **how)
         while not state.is_done():
             joint.take([state])
         made, expected = state.result(), by_torch.generate(condition, **how)
@@ -217,11 +221,11 @@ def test_calls_of_a_pipeline_replay_the_rounds_of_the_first(folder: Path) -> Non
         if step == 4:
             inner.append(tokens(pipe, 9))
 
-    cooler = {"temperature": 0.5}
-    for seed, how in enumerate(({}, {}, cooler, cooler, {}, {"callback_on_step_end": within}, {})):
-        found = tokens(pipe, seed, **how)
+    cooler: dict[str, Any] = {"temperature": 0.5, "guidance_scale": 2.5}
+    for how in ({}, cooler, {"top_k": 9}, {"top_k": 9, **cooler}, {}, {"callback_on_step_end": within}, {}):
+        found = tokens(pipe, seed := len(captured), **how)
         captured.append(Rehearsed.captured)
-        assert torch.equal(found, tokens(by_torch, seed, **(cooler if how is cooler else {})))
+        assert torch.equal(found, tokens(by_torch, seed, **{k: v for k, v in how.items() if k in (*cooler, "top_k")}))
     assert torch.equal(inner[0], tokens(by_torch, 9))
     assert captured == [1, 1, 2, 2, 3, 4, 4]  # that within the call of another has its own
     with torch.no_grad():

@@ -27,6 +27,8 @@ from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
 
 TARGET = wide_target()
 SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=5)
+# of one form: images of one wave
+SAMPLINGS = [Sampling(guidance, temperature, 12) for guidance, temperature in ((3, 1), (2, 0.8), (5.5, 1.3))]
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3), (5, 5), (8, 1)]
 # specmquant-paper's inner rounds are counted by the host
 NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
@@ -71,14 +73,16 @@ def alone(name: str, i: int, sampling: Sampling = SAMPLING) -> Generation:
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
 def test_tokens_and_figures_are_those_of_the_generation_alone(name: str) -> None:
-    """One begins at every step, where another was if that is done; the second leaves unfinished."""
+    """One begins at every step, where another was if that is done; the second leaves unfinished. Guidance and
+    temperature are each image's own.
+    """
     lots, decoders = Random(0), list[Decoder]()
     joint, running, made, waves = Joint(ENGINE.group, ENGINE.drive), dict[int, State](), dict[int, Any](), set[Wave]()
     for number in count():
         if number < len(KEYS):
             free = [one for one in decoders if one._kept not in running.values()]
             decoders += [] if free else [decoder(name)]
-            running[number] = begun((free or decoders)[-1], number)
+            running[number] = begun((free or decoders)[-1], number, sampling=SAMPLINGS[number % 3])
         elif not running:
             break
         if number == 3:
@@ -89,7 +93,7 @@ def test_tokens_and_figures_are_those_of_the_generation_alone(name: str) -> None
             made[i] = running.pop(i).result()
     assert sorted(made) == [0, 2, 3, 4, 5] and {2, 4} <= {wave.size for wave in waves}
     for i, found in made.items():
-        expected = alone(name, i)
+        expected = alone(name, i, SAMPLINGS[i % 3])
         assert torch.equal(found.tokens, expected.tokens) and bool(found.is_finite.all())
         if name != "plain":  # alone it counts its steps in another way
             assert torch.equal(found.steps, expected.steps) and torch.equal(found.accepted, expected.accepted)

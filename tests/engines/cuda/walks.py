@@ -16,7 +16,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Noise, Sampling
+from lantern.core.sampling import HeldSampling, Noise, Sampling
 from lantern.core.types import DraftTree, Verdict
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.trees import StaticTree, grown, named
@@ -63,7 +63,10 @@ def drafted(tree: StaticTree, mode: Any, log_q: Tensor, generator: torch.Generat
 def problem(
     seed: int, tree: StaticTree, mode: Any, sampling: Sampling, *, has_ties: bool = False
 ) -> tuple[DraftTree, LogitRows]:
-    """A tree and its rows; with `has_ties` many tokens have the same p and the same q."""
+    """A tree and its rows; with `has_ties` many tokens have the same p and the same q.
+
+    Guidance and temperature are each image's own.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(IMAGES, sampling.rows, tree.max_nodes, TOKENS, generator=generator)
     places = (torch.randint(0, 9, (IMAGES, 1), generator=generator) + tree.shape().depths).clamp(max=PLACES - 1)
@@ -77,7 +80,9 @@ def problem(
     made = drafted(tree, mode, log_q, generator)
     log_q = None if made.log_q is None else made.log_q.to(DEVICE)
     tree_on = DraftTree(made.tokens.to(DEVICE), tree.shape(DEVICE), mode, log_q)
-    return tree_on, LogitRows(sampling, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
+    values, held = sampling.values(IMAGES, DEVICE), HeldSampling(**vars(sampling))
+    held.hold(values * torch.tensor([[1.0, 1.0], [1.5, 1.2]], device=DEVICE))
+    return tree_on, LogitRows(held, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
 
 
 def table() -> dict[str, Any]:
@@ -165,7 +170,7 @@ def moves(seed: int, choice: random.Random) -> int:
         own = {name: torch.stack([part, other[name]]) for name, part in parts.items() if name != "widths"}
         tree = replace(tree, shape=replace(tree.shape, **own, widths=(8,) * 8))
     tree = replace(tree, mode="jacobi" if is_window else mode)
-    logits, rest = without_top_p(sampling, rows.logits, rows.places)
+    logits, rest = without_top_p(rows.sampling, rows.logits, rows.places)
     plain, chunk = replace(rows, logits=logits, sampling=rest), choice.choice((64, 128, 2048))
     expected, found = RelaxedRows(rule, tree, rows, rows.noise), relax.KernelRows(rule, tree, plain, chunk=chunk)
     assert torch.equal(found.log_p(), expected.log_p()) and torch.equal(found.before(), expected.before())
