@@ -732,6 +732,8 @@ engines/cuda/kernels.py: engines/cuda/test_walk.py
 + * tl.load(VALUES)
 - tl.load(VALUES + image * values_stride + 1)
 + tl.load(VALUES + 1)
+- bound = least_of(scores, VALUES + image * values_stride)
++ bound = least_of(scores, VALUES)
 
 decoding/loop.py: engines/cuda/test_reuse.py
 - (sampling or state.sampling).values(

@@ -20,6 +20,7 @@ from lantern.core.config import as_number, check_number
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
+GUIDANCE, TEMPERATURE, TOP_K, TOP_P = range(4)  # columns of `Sampling.values`
 SMALLEST_LOG, SMALLEST = -87.0, 1.7e-38  # just above exp(-87)
 # Units of a mass of 1. Sums of whole units are exact in fp64: of the parts of one mass, in coarse units of 2^17 masses.
 UNITS, COARSE = 2.0**48, 2.0**36
@@ -73,13 +74,26 @@ class Sampling:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What decides which operations run: all but the values of guidance and temperature."""
-        return self.rows, self.is_greedy, self.top_k, self.top_p, self.guidance_interval
+        """What decides which operations run: settings but their values, of top-k the power of two that bounds it."""
+        return self.rows, self.is_greedy, self.top_p < 1, self.most_kept, self.guidance_interval
 
-    def values(self, images: int, device: torch.device) -> Float[Tensor, "b 2"]:
-        """Return the guidance scale, 1 without guidance, and the temperature, 1 where greedy, of so many images."""
-        pair = [self.guidance if self.rows == 2 else 1.0, self.temperature or 1.0]
-        return torch.tensor([pair], dtype=torch.float32, device=device).repeat(images, 1)
+    @property
+    def most_kept(self) -> int:
+        """The power of two that bounds top-k, 0 without top-k."""
+        return 1 << (self.top_k - 1).bit_length() if self.top_k else 0
+
+    def has_top_k(self, tokens: int) -> bool:
+        """Whether top-k may mask some of so many tokens."""
+        return 0 < self.top_k < tokens and not self.is_greedy
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """The guidance scale, 1 without guidance, the temperature, 1 where greedy, top-k and top-p."""
+        return self.guidance if self.rows == 2 else 1.0, self.temperature or 1.0, min(self.top_k, 1 << 24), self.top_p
+
+    def values(self, images: int, device: torch.device) -> Float[Tensor, "b 4"]:
+        """Return the `settings` of so many images."""
+        return torch.tensor([self.settings], dtype=torch.float32, device=device).repeat(images, 1)
 
     def untruncated(self) -> "Sampling":
         """Return the same guidance at temperature 1 without filters, on which relaxed greedy decoding measures mass."""
@@ -87,7 +101,7 @@ class Sampling:
 
     def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return the guidance scale at each token number: `guidance`, or 1 outside the interval."""
-        scale = self._scale(positions.ndim) if self.rows == 2 else 1.0
+        scale = self._value(GUIDANCE, positions.ndim) if self.rows == 2 else 1.0
         full = torch.ones(positions.shape, dtype=torch.float32, device=positions.device) * scale
         if self.guidance_interval < 0:
             return full
@@ -104,7 +118,7 @@ class Sampling:
         if self.rows == 1:
             return conditional
         unconditional = rows[:, 1].float()
-        guided = unconditional + (conditional - unconditional) * self._scale(conditional.ndim)
+        guided = unconditional + (conditional - unconditional) * self._value(GUIDANCE, conditional.ndim)
         if self.guidance_interval < 0:
             return guided
         return torch.where((positions <= self.guidance_interval + 1)[..., None], guided, conditional)
@@ -131,32 +145,37 @@ class Sampling:
         if self.is_greedy:
             # the arg-max, the lowest index among equals, has log-probability 0
             return torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(-1, keepdim=True), 0.0)
-        if (temperature := self._divisor(logits.ndim)) is not None:
-            logits = logits / temperature
-        if 0 < self.top_k < logits.shape[-1]:
-            logits = keep_largest(logits, self.top_k, may_look)
+        if not self._is_one:
+            logits = logits / self._value(TEMPERATURE, logits.ndim)
+        if self.has_top_k(logits.shape[-1]):
+            logits = self._largest(logits, may_look)
         if self.top_p < 1:
-            logits = keep_nucleus(logits, self.top_p)
+            logits = keep_nucleus(logits, self._value(TOP_P, logits.ndim))
         return logits
 
-    def _scale(self, ndim: int) -> Any:
-        """Return the guidance scale, as a factor of a tensor of so many axes, the first of images."""
-        return float(self.guidance)
+    @property
+    def _is_one(self) -> bool:
+        """Whether the temperature of all images is 1."""
+        return self.temperature == 1
 
-    def _divisor(self, ndim: int) -> Any:
-        """Return the temperature in the same way, None for 1."""
-        return None if self.temperature == 1 else self.temperature
+    def _value(self, column: int, ndim: int) -> Any:
+        """Return a setting by its column in `values`, for tensors of so many axes, the first of images."""
+        return (self.guidance, self.temperature, self.top_k, self.top_p)[column]
+
+    def _largest(self, logits: Float[Tensor, "*n v"], may_look: bool) -> Float[Tensor, "*n v"]:
+        return keep_largest(logits, self.top_k, may_look)
 
 
 @dataclass(frozen=True, eq=False)
 class HeldSampling(Sampling):
-    """A sampling whose guidance and temperature are read from a device, each image's own, so that captured rounds serve
-    all values of one `form`. `hold` gives them.
+    """A sampling whose values are read from a device, each image's own: captured rounds serve all of one `form`.
+
+    `hold` gives the values.
     """
 
-    memory: dict[str, Float[Tensor, "b 2"]] = field(default_factory=dict)
+    memory: dict[str, Float[Tensor, "b 4"]] = field(default_factory=dict)
 
-    def hold(self, values: Float[Tensor, "b 2"]) -> None:
+    def hold(self, values: Float[Tensor, "b 4"]) -> None:
         """Read from now on what this tensor has, as `values` of a sampling."""
         self.memory["values"] = values
 
@@ -165,11 +184,22 @@ class HeldSampling(Sampling):
         assert self.is_greedy
         return super().untruncated()
 
-    def _scale(self, ndim: int) -> Any:
-        return self.memory["values"][:, 0].view(-1, *[1] * (ndim - 1))
+    def has_top_k(self, tokens: int) -> bool:
+        """Whether top-k of this form may mask some of so many tokens."""
+        return self.top_k > 0 and self.most_kept // 2 < tokens and not self.is_greedy
 
-    def _divisor(self, ndim: int) -> Any:
-        return self.memory["values"][:, 1].view(-1, *[1] * (ndim - 1))
+    @property
+    def _is_one(self) -> bool:
+        return False
+
+    def _value(self, column: int, ndim: int) -> Any:
+        return self.memory["values"][:, column].view(-1, *[1] * (ndim - 1))
+
+    def _largest(self, logits: Float[Tensor, "*n v"], may_look: bool) -> Float[Tensor, "*n v"]:
+        ordered = logits.topk(min(self.most_kept, logits.shape[-1])).values
+        last = self._value(TOP_K, logits.ndim).long().clamp(max=ordered.shape[-1]) - 1
+        least = ordered.gather(-1, last.expand(*logits.shape[:-1], 1))
+        return logits.masked_fill(logits < least, -torch.inf)
 
 
 def largest(values: Float[Tensor, "*n v"], may_look: bool = False) -> Int[Tensor, "*n"]:
@@ -190,8 +220,8 @@ def keep_largest(logits: Float[Tensor, "*n v"], k: int, may_look: bool = False) 
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "*n v"]:
-    """Mask all tokens after the first whose cumulative probability exceeds top_p (arXiv:1904.09751)."""
+def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: Any) -> Float[Tensor, "*n v"]:
+    """Mask all tokens after the first whose cumulative probability exceeds top_p (arXiv:1904.09751); it broadcasts."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
     before[..., 0] = 0.0

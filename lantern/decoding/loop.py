@@ -338,6 +338,7 @@ def begin(
         kind=kind,
     )
     if isinstance(state.sampling, HeldSampling):
+        assert sampling is None or sampling.form == state.sampling.form
         state.held.sampling = (sampling or state.sampling).values(len(keys), device)
         state.sampling.hold(state.held.sampling)
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}

@@ -16,7 +16,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig, run_loop
 from recipes.emoji import card, text_encoder
-from recipes.emoji.card import copies, nats
+from recipes.emoji.card import copies, logits_of, nats, retrieval
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, retrofit
 from recipes.emoji.packages import archives
@@ -236,7 +236,7 @@ def test_the_loss_of_more_probable_tokens_is_smaller() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     made = generate(target, condition, sampling=Sampling(temperature=0.0), keys=[(0, 0), (0, 1)])
     (greedy, without), (other, _) = (
-        nats(target, condition, tokens).unbind(1) for tokens in (made.tokens, (made.tokens + 1) % 24)
+        nats(logits_of(target, condition, tokens), tokens).unbind(1) for tokens in (made.tokens, (made.tokens + 1) % 24)
     )
     assert greedy.mean() < other.mean()
     assert without.shape == (2, 16) and not torch.equal(without, greedy)
@@ -249,3 +249,10 @@ def test_a_copy_is_nearer_than_one_and_a_half_times_the_error(monkeypatch: pytes
     near, far = training[:2] + 2, training[2:] + 4
     vq: Any = None
     assert copies(vq, torch.cat([near, far]), training) == pytest.approx(2 / 3)
+
+
+def test_a_concept_is_found_if_no_other_is_more_similar() -> None:
+    similar = torch.eye(8) + torch.arange(8) / 4  # the last are the most similar to all
+    found = retrieval(similar, torch.arange(8) < 6)
+    assert [part[bound]["value"] for part in found.values() for bound in ("top1", "top5")] == [5 / 8, 1, 3 / 6, 1]
+    assert found["recognised"]["images"] == 6 and found["recognised"]["top1"]["low"] < 3 / 6

@@ -122,8 +122,7 @@ class GraphEngine(Engine):
         return super().drive(states)
 
     def group(self, state: "State") -> Hashable:
-        """Return what generations have in common that one wave may hold: also their method and the form of sampling.
-        """
+        """Return what generations have in common that one wave may hold: also their method and the form of sampling."""
         if state.kind is None or not state.drafter.memory:
             return id(state)
         return state.group, state.kind

@@ -40,7 +40,7 @@ WARPS = 4
 NUMBERS = (
     *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
     *("position_line", "input_line"),
-    *("count", "nodes", "positions", "width", "top_k", "interval", "places_stride", "place_stride", "grid_stride"),
+    *("count", "nodes", "positions", "width", "interval", "places_stride", "place_stride", "grid_stride"),
     *("depth", "near", "columns", "far_columns", "lanes", "tree_stride", "rank_stride", "depth_stride"),
     *("image_stride", "row_stride", "values_stride"),
 )
@@ -334,7 +334,7 @@ def scores_of(
 ):  # fmt: skip
     """Return a node's guided scores over the temperature, no zero with a negative sign; -inf past the last token.
 
-    VALUES has the guidance and the temperature of an image.
+    VALUES are those of `Sampling.values`.
     """
     at = tl.arange(0, SIZE)
     inside = at < TOKEN_COUNT
@@ -359,8 +359,12 @@ def ordered(scores):
 
 
 @triton.jit
-def least_of(scores, top_k):
-    """Return the k-th largest of `ordered` scores, bit by bit: the largest number that at least k of them reach."""
+def least_of(scores, VALUES):
+    """Return the k-th largest of `ordered` scores, bit by bit: the largest number that at least k of them reach.
+
+    VALUES are those of an image.
+    """
+    top_k = tl.load(VALUES + 2).to(tl.int32)
     order = ordered(scores)
     reached = tl.sum((order >= 0).to(tl.int32), 0)
     bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
@@ -374,7 +378,7 @@ def least_of(scores, top_k):
 @kernel
 def sample_kernel(
     LOGITS, VALUES, PLACES, NOISE, OUT, LOG_Q, GRID, TOTAL,
-    top_k, interval, nodes, positions, places_stride, place_stride, values_stride, line_stride, node_stride,
+    interval, nodes, positions, places_stride, place_stride, values_stride, line_stride, node_stride,
     grid_stride, width,
     TOKENS: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_NOISE: tl.constexpr,
     HAS_TOP_K: tl.constexpr, SIZE: tl.constexpr,
@@ -394,7 +398,8 @@ def sample_kernel(
     if TOTAL is not None:
         tl.atomic_add(TOTAL + image, tl.sum(tl.where(inside, scores, 0.0), 0))
     if HAS_TOP_K:
-        scores = tl.where(ordered(scores) >= least_of(scores, top_k), scores, float("-inf"))
+        bound = least_of(scores, VALUES + image * values_stride)
+        scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
     if LOG_Q is not None:
         largest = tl.max(scores, 0)
         scores = scores - largest - tl.log(tl.sum(tl.exp(scores - largest), 0))
@@ -584,10 +589,10 @@ def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dt
 
 
 def values_of(sampling: Sampling, device: torch.device) -> tuple[Float[Tensor, "..."], int]:
-    """Return guidance and temperature, of each image or of all, and the stride of an image."""
+    """Return the values of a sampling, of each image or of all, and the stride of an image."""
     if isinstance(sampling, HeldSampling):
-        return sampling.memory["values"], 2
-    return numbers_on((float(sampling.guidance), float(sampling.temperature)), device, torch.float32), 0
+        return sampling.memory["values"], 4
+    return numbers_on(sampling.settings, device, torch.float32), 0
 
 
 def spaced(logits: Float[Tensor, "b r n v"]) -> tuple[Float[Tensor, "b r n v"], tuple[int, int]]:
@@ -623,11 +628,11 @@ def sample(
     size = triton.next_power_of_2(tokens)
     sample_kernel[(images, nodes)](
         *(logits, values, places, logits if noise is None else noise, out, log_q, grid, total),
-        *(sampling.top_k, sampling.guidance_interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(sampling.guidance_interval, nodes, 1 if noise is None else noise.shape[1]),
         *(*places.stride(), apart, *strides),
         *(0 if grid is None else grid.stride(0), width),
         TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,
-        HAS_TOP_K=0 < sampling.top_k < tokens and not sampling.is_greedy, SIZE=size,
+        HAS_TOP_K=sampling.has_top_k(tokens), SIZE=size,
         num_warps=min(max(size // 512, 1), 16),
         **unfused(),
     )  # fmt: skip

@@ -52,7 +52,7 @@ def masses_of(LOG_P, LOG_Q, step, cap, TOKEN_COUNT: tl.constexpr, GRAIN: tl.cons
 @kernel
 def relax_kernel(
     LOGITS, VALUES, LOG_Q, TOKENS, PARENTS, PLACES, BOUNDS, TABLE, FAR, SCRATCH, TAKERS, LOG_P, LOG_R, SHARE, SPENT,
-    MOVED, delta, top_k, interval, nodes, near, rounds, width, columns, far_columns, places_stride,
+    MOVED, delta, interval, nodes, near, rounds, width, columns, far_columns, places_stride,
     tree_stride, values_stride, line_stride, node_stride, q_image_stride, q_node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
     ROWS: tl.constexpr, GRAIN: tl.constexpr, IS_GUIDED: tl.constexpr, HAS_TOP_K: tl.constexpr,
@@ -68,7 +68,8 @@ def relax_kernel(
         *(TOKEN_COUNT, SIZE, IS_GUIDED, tl.constexpr(False)),
     )
     if HAS_TOP_K:
-        scores = tl.where(ordered(scores) >= least_of(scores, top_k), scores, float("-inf"))
+        bound = least_of(scores, VALUES + image * values_stride)
+        scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
     tl.store(LOG_P + at, scores - tl.max(scores, 0), mask=at < TOKEN_COUNT)
     tl.debug_barrier()
     gains, losses = tl.zeros((CHUNK,), tl.float64), tl.zeros((CHUNK,), tl.float64)
@@ -210,13 +211,13 @@ class KernelRows(RelaxedRows):
             *(logits, values, log_q, tree.tokens.contiguous(), parents, self.places),
             kernels.numbers_on((relaxation.delta * core.UNITS, relaxation.cap - 1), device, torch.float64),
             *(table, distances, scratch, takers, self._before, self._every, self._share, self._spent, self._distance),
-            *(float(relaxation.delta), sampling.top_k, sampling.guidance_interval, nodes, near, rounds, width),
+            *(float(relaxation.delta), sampling.guidance_interval, nodes, near, rounds, width),
             *(0 if of is None else of.stride(0) for of in (table, distances)),
             *(self.places.stride(0), parents.stride(0) if parents.ndim == 2 else 0),
             *(apart, *strides, log_q.stride(0), log_q.stride(1)),
             TOKEN_COUNT=tokens, SIZE=size, CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
             NEAR=padded, ROWS=max(TILE // padded, 1), GRAIN=core.UNITS / core.COARSE if table is not None else 1.0,
-            IS_GUIDED=guided > 1, HAS_TOP_K=0 < sampling.top_k < tokens,
+            IS_GUIDED=guided > 1, HAS_TOP_K=sampling.has_top_k(tokens),
             num_warps=16, num_stages=1, **unfused(),
         )  # fmt: skip
 

@@ -109,7 +109,7 @@ def group_of(
 @kernel
 def summary_kernel(
     LOGITS, VALUES, PLACES, BOUNDS, NORMS,
-    top_k, interval, nodes, places_stride, values_stride, line_stride, node_stride,
+    interval, nodes, places_stride, values_stride, line_stride, node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
     HAS_TOP_K: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +124,7 @@ def summary_kernel(
     if IS_GREEDY:
         tl.store(BOUNDS + row, tl.argmax(scores, 0))
     elif HAS_TOP_K:
-        bound = least_of(scores, top_k)
+        bound = least_of(scores, VALUES + image * values_stride)
         scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
         tl.store(BOUNDS + row, bound)
     largest = tl.max(scores, 0)
@@ -136,7 +136,7 @@ def summary_kernel(
 def walk_kernel(
     LOGITS, VALUES, BOUNDS, NORMS, LOG_Q, TOKENS, PARENTS, RANKS, WIDTHS, PLACES, UNIFORMS, NOISE, TABLE, FAR, VECTORS,
     SCRATCH, PATH, LENGTH, NEXT, IS_RELAXED, SPENT, MOVED,
-    constant, factor, top_k, interval, nodes, positions, depth, lanes, near, columns,
+    constant, factor, interval, nodes, positions, depth, lanes, near, columns,
     far_columns, p_radius, d_radius, places_stride, tree_stride, rank_stride, values_stride, line_stride, node_stride,
     q_image_stride, q_node_stride,
     TOKEN_COUNT: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, NODES: tl.constexpr, NEAR: tl.constexpr,
@@ -541,11 +541,11 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
         moved = None if distances is None and vectors is None else torch.empty_like(spent)
         cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
     how = unfused() | {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
-    how |= {"HAS_TOP_K": 0 < sampling.top_k < tokens and not sampling.is_greedy}
+    how |= {"HAS_TOP_K": sampling.has_top_k(tokens)}
     how |= {"num_warps": min(max(size // 512, 4), 16)}
-    (values, apart), settings = values_of(sampling, device), (sampling.top_k, sampling.guidance_interval)
+    (values, apart), interval = values_of(sampling, device), sampling.guidance_interval
     summary_kernel[(images, nodes)](
-        *(logits, values, places, bounds, norms, *settings, nodes, places.stride(0), apart, *strides),
+        *(logits, values, places, bounds, norms, interval, nodes, places.stride(0), apart, *strides),
         **how,
     )
     log_q = None if tree.mode == "point" else tree.log_q
@@ -558,7 +558,7 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
         *(numbers_on(shape.widths, device, torch.int32), places, noise.uniform_table(lanes), gumbel),
         *(table, distances, vectors, scratch, path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
-        *(constant, factor, *settings, nodes, noise.positions, depth, lanes, near),
+        *(constant, factor, interval, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
         *(*radii, places.stride(0)),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),

@@ -28,7 +28,7 @@ from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
 TARGET = wide_target()
 SAMPLING, OTHER = Sampling(guidance=3, top_k=12), Sampling(guidance=5)
 # of one form: images of one wave
-SAMPLINGS = [Sampling(guidance, temperature, 12) for guidance, temperature in ((3, 1), (2, 0.8), (5.5, 1.3))]
+SAMPLINGS = [Sampling(3, 1, 12, 0.9), Sampling(2, 0.8, 9, 0.8), Sampling(5.5, 1.3, 15, 0.97)]
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3), (5, 5), (8, 1)]
 # specmquant-paper's inner rounds are counted by the host
 NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
@@ -73,15 +73,15 @@ def alone(name: str, i: int, sampling: Sampling = SAMPLING) -> Generation:
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
 def test_tokens_and_figures_are_those_of_the_generation_alone(name: str) -> None:
-    """One begins at every step, where another was if that is done; the second leaves unfinished. Guidance and
-    temperature are each image's own.
+    """One begins at every step, where another was if that is done; the second leaves unfinished. Samplings are each
+    image's own.
     """
     lots, decoders = Random(0), list[Decoder]()
     joint, running, made, waves = Joint(ENGINE.group, ENGINE.drive), dict[int, State](), dict[int, Any](), set[Wave]()
     for number in count():
         if number < len(KEYS):
             free = [one for one in decoders if one._kept not in running.values()]
-            decoders += [] if free else [decoder(name)]
+            decoders += [] if free else [decoder(name, SAMPLINGS[0])]
             running[number] = begun((free or decoders)[-1], number, sampling=SAMPLINGS[number % 3])
         elif not running:
             break

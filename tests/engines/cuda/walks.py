@@ -65,7 +65,7 @@ def problem(
 ) -> tuple[DraftTree, LogitRows]:
     """A tree and its rows; with `has_ties` many tokens have the same p and the same q.
 
-    Guidance and temperature are each image's own.
+    Images have a sampling each, of one form.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(IMAGES, sampling.rows, tree.max_nodes, TOKENS, generator=generator)
@@ -80,8 +80,12 @@ def problem(
     made = drafted(tree, mode, log_q, generator)
     log_q = None if made.log_q is None else made.log_q.to(DEVICE)
     tree_on = DraftTree(made.tokens.to(DEVICE), tree.shape(DEVICE), mode, log_q)
-    values, held = sampling.values(IMAGES, DEVICE), HeldSampling(**vars(sampling))
-    held.hold(values * torch.tensor([[1.0, 1.0], [1.5, 1.2]], device=DEVICE))
+    scale, held = 1.5 if sampling.rows == 2 else 1.0, HeldSampling(**vars(sampling))
+    changed: dict[str, Any] = {"guidance": scale * sampling.guidance, "temperature": 1.2 * sampling.temperature}
+    changed |= {"top_k": sampling.most_kept, "top_p": 1.0 if sampling.top_p == 1 else 0.9 * sampling.top_p}
+    other = replace(sampling, **changed)
+    assert other.form == sampling.form
+    held.hold(torch.cat([one.values(1, DEVICE) for one in (sampling, other)]))
     return tree_on, LogitRows(held, logits.to(DEVICE), places.to(DEVICE), Noise(keys, **sizes, device=DEVICE))
 
 
