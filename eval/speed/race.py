@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lantern.core.config import KvCache
 from lantern.core.types import Step
 from lantern.core.weights import original
+from lantern.decoding.loop import PATIENCE
 from lantern.decoding.statistics import median_interval, now, run_times
 from lantern.eval.json_lines import Line
 from lantern.eval.speed.contenders import Contender, RoundImages
@@ -239,8 +240,8 @@ def rounded(value: float) -> float:
 def phases(best: Sequence[Contender], job: RoundImages, steps: Mapping[str, int] | None = None) -> Iterator[Line]:
     """Yield the shares of each method's time by phase without prefill, of all steps or so many, in a run of its own."""
     for one in best:
-        how = {} if steps is None else {"callback": lambda step, last=steps[one.label]: step.index == last}
-        seconds = one.decode(job, is_timed=True, **how).seconds
+        ends: Any = None if steps is None else lambda step, last=steps[one.label]: step.index >= last
+        seconds = one.decode(job, is_timed=True, callback=ends, interval=PATIENCE).seconds
         whole = sum(seconds.values()) - seconds.get("prefill", 0.0)
         shares = {name: rounded(value / whole) for name, value in seconds.items() if name != "prefill"}
         yield {"method": one.label, "variant": str(one.variant), "shares": shares}

@@ -18,6 +18,7 @@ from torch import nn
 from lantern.core.io import NoInitialisation
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, TreeShape
+from lantern.decoding.loop import PATIENCE
 from lantern.decoding.statistics import now
 from lantern.drafters.trees import named
 from lantern.eval.json_lines import Line
@@ -41,7 +42,7 @@ CAPTION_WORDS = 24
 class ShapeOptions:
     """Options of a size: text-conditional, with 256 tokens of a codebook of 16,384, and `changes` of its config.
 
-    Each round decodes `tokens` tokens, with caches of the full length.
+    Each round decodes at least `tokens` tokens, with caches of the full length.
     """
 
     shape: str = "L"
@@ -72,19 +73,21 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     stable = Stable(random_model(config, options.drafters, device, DTYPES[options.dtypes[0]]))
     images = RoundImages(random_captions(config, options.batch, device), [(0, n) for n in range(options.batch)])
     of_label = {
-        f"{f'{name}, ' if len(options.drafters) > 1 else ''}tau {tau:g}": (name, script(tau, tokens))
+        f"{f'{name}, ' if len(options.drafters) > 1 else ''}tau {tau:g}": (name, tau)
         for name, tau in product(options.drafters, options.taus)
     }
-    counts = {PLAIN: [1] * tokens} | {label: of for label, (_, of) in of_label.items()}  # tokens of each step
+    taus = {PLAIN: 1.0} | {label: tau for label, (_, tau) in of_label.items()}
+    every = {label: script(tau, config.block_size - 1) for label, tau in taus.items()}  # tokens of each step
+    counts = {label: script(tau, tokens) for label, tau in taus.items()}
 
     def build(label: str, model: Model) -> Decoder:
         if label == PLAIN:
             return Generator(model, METHODS[PLAIN], sampling).parts
         method = find(of_label[label][0]).with_options(tree=options.tree)
-        return scripted(Generator(model, method, sampling).parts, counts[label], tree.shape())
+        return scripted(Generator(model, method, sampling).parts, every[label], tree.shape())
 
     def spent(one: Contender) -> float:
-        return seconds_per_token(one, images, counts[one.label])
+        return seconds_per_token(one, images, every[one.label], len(counts[one.label]))
 
     def take(one: Contender, number: int, _: RoundImages) -> Line:
         return {"round": number, "contender": one.name, "seconds": spent(one)}
@@ -124,20 +127,18 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     return ended(figures, before, stop)
 
 
-def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int]) -> float:
-    """Return the seconds per token of the steps after the first one; RuntimeError if the image is finished before."""
-    times = list[float]()
+def seconds_per_token(contender: Contender, images: RoundImages, counts: Sequence[int], least: int) -> float:
+    """Return the seconds per token of at least so many steps; as in use, an engine may take several at once."""
+    times = list[tuple[float, int]]()
 
     def watch(step: Step) -> bool:
-        is_last = step.index == len(counts)
-        if step.index == 0 or is_last:
-            times.append(now(contender.device))
-        return is_last
+        if step.index == 0 or step.index >= least:
+            times.append((now(contender.device), step.index))
+        return step.index >= least
 
-    contender.decode(images, callback=watch)
-    if len(times) < 2:
-        raise RuntimeError("the image was finished before the measurement: give fewer tokens")
-    return (times[1] - times[0]) / sum(counts)
+    contender.decode(images, callback=watch, interval=PATIENCE)
+    (begun, _), (ended, steps) = times
+    return (ended - begun) / min(sum(counts[:steps]), contender.parts.target.config.block_size - 1)
 
 
 def random_model(config: TransformerConfig, drafters: Sequence[str], device: torch.device, dtype: torch.dtype) -> Model:
