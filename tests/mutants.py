@@ -23,7 +23,7 @@ LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "site", "shared", ".*_cache",
 # then a text and what replaces it.
 TABLE = r"""
 core/sampling.py: core/test_sampling.py
-- guided = unconditional + (conditional - unconditional) * self.guidance
+- guided = unconditional + (conditional - unconditional) * self._value(GUIDANCE, conditional.ndim)
 + guided = conditional + (unconditional - conditional) * self.guidance
 - return torch.where((positions <= self.guidance_interval + 1)[..., None]
 + return torch.where((positions <= self.guidance_interval)[..., None]
@@ -732,6 +732,8 @@ engines/cuda/kernels.py: engines/cuda/test_walk.py
 + * tl.load(VALUES)
 - tl.load(VALUES + image * values_stride + 1)
 + tl.load(VALUES + 1)
+
+engines/cuda/kernels.py: engines/cuda/test_kernels.py
 - bound = least_of(scores, VALUES + image * values_stride)
 + bound = least_of(scores, VALUES)
 

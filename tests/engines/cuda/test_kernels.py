@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Noise, Purpose, Sampling
+from lantern.core.sampling import HeldSampling, Noise, Purpose, Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.base import ranking
@@ -234,6 +234,23 @@ def test_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling
         assert torch.equal(found == -torch.inf, log_q == -torch.inf)
         kept = log_q > -torch.inf
         assert torch.allclose(found[kept], log_q[kept], atol=1e-5, rtol=0.0)
+
+
+def test_each_image_is_sampled_by_its_own_settings() -> None:
+    samplings = [Sampling(3, 1, 9), Sampling(2, 0.8, 12), Sampling(5.5, 1.3, 16)]
+    held, tokens, nodes = HeldSampling(**vars(samplings[0])), 50, 4
+    held.hold(torch.cat([one.values(1, DEVICE) for one in samplings]))
+    noise = Noise([(3, i) for i in range(3)], positions=16, vocab_size=tokens, device=DEVICE).gumbel_table()
+    logits, places = 3 * random(3, 2, nodes, tokens), torch.arange(nodes, device=DEVICE).expand(3, -1)
+    assert noise is not None
+    log_q = logits.new_empty(3, nodes, tokens)
+    found = kernels.sample(logits, places, noise, held, width=3, log_q=log_q)
+    for i, one in enumerate(samplings):
+        own, image = logits.new_empty(1, nodes, tokens), slice(i, i + 1)
+        best = kernels.sample(logits[image], places[image], noise[image], one, width=3, log_q=own)
+        assert torch.equal(found[image], best) and torch.equal(log_q[image], own)
+        assert torch.allclose(own, one.log_probs(logits[image], places[image]), atol=1e-5, rtol=0.0)
+        assert torch.allclose(held.log_probs(logits, places)[image], own, atol=1e-5, rtol=0.0)
 
 
 def test_log_q_at_temperature_0_and_samples_with_top_p_are_left_to_torch() -> None:
