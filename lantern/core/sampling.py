@@ -220,7 +220,7 @@ def keep_largest(logits: Float[Tensor, "*n v"], k: int, may_look: bool = False) 
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: Any) -> Float[Tensor, "*n v"]:
+def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float | Float[Tensor, "..."]) -> Float[Tensor, "*n v"]:
     """Mask all tokens after the first whose cumulative probability exceeds top_p (arXiv:1904.09751); it broadcasts."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
