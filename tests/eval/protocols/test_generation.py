@@ -141,9 +141,7 @@ def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Pa
     one = (time.perf_counter() - start) * batch / PICTURES
     codes = []
     for _ in range(KILLS):
-        codes.append(
-            live(folder, out, batch, begins=lot.randint(0, 18 // KILLS), wait=lot.uniform(0, 1.5 * one))
-        )
+        codes.append(live(folder, out, batch, begins=lot.randint(0, 18 // KILLS), wait=lot.uniform(0, 1.5 * one)))
     killed = codes.count(-signal.SIGKILL)
     assert killed >= KILLS - 1
     assert live(folder, out, batch) == 0
