@@ -232,12 +232,15 @@ def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
     assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "bf16", torch.bfloat16])
-def test_a_dtype_can_be_given_at_loading(folder: Path, name: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for option in ("dtype", "torch_dtype"):
-        pipe: Any = LanternPipeline.from_pretrained(folder, **{option: name})
-        dtypes = {pipe.dtype, pipe.transformer.dtype, pipe.drafter.dtype, pipe.text_encoder.dtype}
-        assert dtypes == {torch.bfloat16} and pipe.vqvae.dtype == torch.float32
+@pytest.mark.parametrize(
+    ("option", "name"), [("dtype", "bfloat16"), ("torch_dtype", "bf16"), ("torch_dtype", torch.bfloat16)]
+)
+def test_a_dtype_can_be_given_at_loading(
+    folder: Path, option: str, name: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder, **{option: name})
+    dtypes = {pipe.dtype, pipe.transformer.dtype, pipe.drafter.dtype, pipe.text_encoder.dtype}
+    assert dtypes == {torch.bfloat16} and pipe.vqvae.dtype == torch.float32
     assert load_model(folder, dtype=name).dtype == torch.bfloat16 and caplog.records == []
 
 
