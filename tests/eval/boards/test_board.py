@@ -1,6 +1,7 @@
-"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`."""
+"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`; draft passes."""
 
 import json
+import math
 import re
 import shutil
 from itertools import chain
@@ -16,6 +17,7 @@ from lantern.cli.command import run_command
 from lantern.cli.measure import leaderboard
 from lantern.eval.boards import board, table
 from lantern.eval.boards.board import expand, parse_pair, shipped
+from lantern.eval.boards.draft_passes import against, counts
 from lantern.eval.boards.plot import save
 from lantern.eval.boards.table import correct, figures, figures_of, markdown, rendered
 from lantern.eval.json_lines import read_lines
@@ -25,10 +27,12 @@ from lantern.eval.speed.contenders import Variant, name_of
 from lantern.eval.speed.race import pack
 from lantern.generation.requests import shuffled_prompts
 from lantern.methods import METHODS
+from lantern.models.folder import load_model
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
 from tests.eval.workers import Patch
 from tests.refusals import refused
+from tests.tiny_folder import save_tiny_model
 
 RELAXED = "bounded-window:window=4,delta=0.4"
 MEASURED = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
@@ -353,3 +357,20 @@ def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> 
     figure = re.compile(r"\d\.\d\d (?=\()").search(text, start)
     changed = text[: figure.start()] + "9.99 " + text[figure.end() :]
     assert rendered(changed, found) == text  # a number written by hand does not stay
+
+
+def test_depths_are_interpolated_at_as_many_passes_a_step() -> None:
+    method, below, above = (torch.tensor([of] * 3, dtype=torch.float64) for of in ([100, 150], [120, 120], [90, 180]))
+    found = against(method, below, above)
+    assert found["passes_per_step"] == 1.5
+    ratio = found["log_of_tokens_ratio"]
+    assert isinstance(ratio, dict)
+    assert ratio["value"] == pytest.approx(math.log(120 * 90) / 2 - math.log(100)) == ratio["low"]
+
+
+def test_passes_of_a_drafter_are_counted(tmp_path: Path) -> None:
+    model = load_model(save_tiny_model(tmp_path / "toy", block_size=64), parts=("drafter", "text"), device="cpu")
+    ((steps, passes),) = counts(model, "eagle2-paper:tree=eagle2_4_4_2", 1).tolist()
+    assert 1.9 * steps < passes <= 2 * steps  # two depths, fewer at the end of the image
+    ((steps, passes),) = counts(model, "eagle1:tree=chain_2", 1).tolist()
+    assert passes == 2 * steps

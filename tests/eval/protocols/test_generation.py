@@ -104,7 +104,7 @@ def test_a_picture_states_how_it_was_made(whole: Path) -> None:
     assert isinstance(entry.figures(), Statistics) and entry.figures().tokens_per_step > 1
 
 
-PICTURES = 24
+PICTURES = 40
 KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
 
@@ -141,7 +141,7 @@ def test_every_picture_exists_once_after_random_kills(folder: Path, tmp_path: Pa
     one = (time.perf_counter() - start) * batch / PICTURES
     codes = []
     for _ in range(KILLS):
-        codes.append(live(folder, out, batch, begins=lot.randint(0, 18 // KILLS), wait=lot.uniform(0, 1.5 * one)))
+        codes.append(live(folder, out, batch, begins=lot.randint(0, 30 // KILLS), wait=lot.uniform(0, 1.5 * one)))
     killed = codes.count(-signal.SIGKILL)
     assert killed >= KILLS - 1
     assert live(folder, out, batch) == 0
