@@ -40,6 +40,8 @@ def test_every_command_has_help_and_a_version(capsys: Capture) -> None:
     assert main(["--help", "generate"]) == 0 and capsys.readouterr().out.startswith("usage: lantern COMMAND")
     out = printed(capsys, "--help")
     assert all(name in out for name in COMMANDS)
+    brief, whole = (printed(capsys, "generate", words) for words in ("--help", "--help-all"))
+    assert "--help-all" in brief and "--guidance" not in brief and {"--guidance", "--engine"} <= set(whole.split())
     for words in ([], *([name] for name in COMMANDS)):
         assert printed(capsys, *words, "--version") == f"lantern {__version__}\n"
 

@@ -177,10 +177,10 @@ sys.exit(run_command(Command("stubborn", "", lambda parser: None, run), []))
 
 def test_a_second_interrupt_ends_a_shielded_block() -> None:
     command = [sys.executable, "-c", STUBBORN]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as running:
-        assert running.stdout is not None and running.stdout.readline() == "begun\n"
-        for _ in range(2):
-            running.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-            assert running.poll() in (None, -signal.SIGINT)
-        assert running.communicate(timeout=60) == ("", "") and running.returncode == -signal.SIGINT
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    for _ in range(2):
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert running.poll() in (None, -signal.SIGINT)
+    assert running.communicate(timeout=60) == ("", "") and running.returncode == -signal.SIGINT

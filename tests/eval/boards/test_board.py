@@ -172,23 +172,23 @@ def test_quality_is_that_of_eval(board_words: list[str], tmp_path: Path, monkeyp
         return measure(paths, *given, **named)
 
     monkeypatch.setattr(quality, "measure", noting)
-    words = [*board_words[:7], "--baseline", "eager", "--methods", "eagle1", RELAXED, "--images", 2, "--out", path]
-    words += ["--metrics", "clip", "--weights", f"clip={clip}"]
+    words = [*board_words[:7], "--baseline", "eager", "--methods", "eagle1", MEASURED[-1], "--temperature", "1", "0"]
+    words += ["--images", 2, "--out", path, "--metrics", "clip", "--weights", f"clip={clip}"]
     assert main(*words) == 0
     found = figures_of(path)
     rows = {row["method"]: row for row in found["boards"][0]["rows"]}
-    assert len(seen) == 2 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed method
+    assert len(seen) == 6 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
     change, plain = rows[RELAXED]["changes"]["clip"], found["boards"][0]["quality_of_plain"]
     assert change["low"] <= change["value"] <= change["high"] and plain["clip"]["low"] is not None
     assert (seen[0] != seen[-1]).any()
     before = path.read_bytes()
-    assert main(*words) == 0 and len(seen) == 2 and path.read_bytes() == before  # measured once
+    assert main(*words) == 0 and len(seen) == 6 and path.read_bytes() == before  # measured once
     other, real = save_tiny_clip(tmp_path / "other", seed=1), tmp_path / "real"
     save_pictures(real, 2)
     for number, given in enumerate(((f"clip={other}",), ("--metrics", "clip-lantern"), ("--reference", real))):
-        assert main(*words, *given) == 0 and len(seen) == 4 + 2 * number
+        assert main(*words, *given) == 0 and len(seen) == 12 + 6 * number
         assert (figures_of(path)["boards"][0]["quality_of_plain"] == plain) == ("--reference" in given)
-    assert main(*words) == 0 and len(seen) == 8 and figures_of(path) == found  # the figures of what was given last
+    assert main(*words) == 0 and len(seen) == 24 and figures_of(path) == found  # the figures of what was given last
     for number, pixels in enumerate(seen[0]):  # of plain decoding, whose PSNR to itself is infinite
         Image.fromarray(pixels).save(real / f"{number:06}.png")
     for extra in real.glob("???.png"):
