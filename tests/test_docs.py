@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -291,18 +290,6 @@ def test_relative_links_resolve(path: Path) -> None:
         assert found.exists(), f"{shown(path)}: {link}"
         if anchor and found.suffix == ".md":
             assert anchor in headings(found), f"{shown(path)}: {link}"
-
-
-PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "assets", "typings", "integrations")
-
-
-@pytest.mark.parametrize("path", [path for path in EVERYWHERE if path.name != "CHANGELOG.md"], ids=shown)
-def test_named_files_and_modules_exist(path: Path) -> None:
-    text = FENCE.sub("", path.read_text(encoding="utf-8"))
-    for name in re.findall(rf"`((?:{'|'.join(PLACES)})/[\w./-]*)`", text):
-        assert re.search("[A-Z]{4}|my-", name) or (ROOT / name).exists(), f"{shown(path)}: {name}"
-    for name in re.findall(r"python -m ([\w.]+)", text):
-        assert name == "pytest" or find_spec(name) is not None, f"{shown(path)}: {name}"
 
 
 def test_every_method_has_a_paragraph_and_stands_in_the_row_of_its_promise() -> None:

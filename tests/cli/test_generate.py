@@ -1,7 +1,7 @@
 """What `lantern-generate` makes, prints and reports, with a toy model."""
 
 import json
-import subprocess
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from lantern.cli.main import main as lantern
 from lantern.core.io import save_component
 from lantern.drafters.records import Records
 from lantern.generation.requests import read_prompts
-from lantern.methods import METHODS
 from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE
 from tests.cli.calls import Capture, figures, grid, made, printed, refusal
+from tests.refusals import refused
 from tests.tiny_folder import VQ, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -95,24 +95,6 @@ def test_a_picture_may_have_one_token(tmp_path: Path) -> None:
         assert image.size == (2, 2)
 
 
-# one method of each combination of trained parts, promise and front; tests/cli/test_methods.py lists all settings
-DISTINCT = {
-    (one.made.needs, one.promise, one.made.front is None): name
-    for name, one in reversed(METHODS.items())
-    if not one.is_plain
-}
-
-
-@pytest.mark.parametrize("method", [*DISTINCT.values()])
-def test_every_kind_of_method_makes_a_picture(model: str, method: str, capsys: Capture) -> None:
-    settings = METHODS[method].settings
-    small: dict[str, Any] = {"k": 4, "window": 3, "samples": 3}  # the toy has 24 tokens
-    words = [word for name in small if name in settings for word in (METHODS[method].option(name).flag, small[name])]
-    tree = ["--tree", "chain_3"] if METHODS[method].tree else []
-    assert made(model, "--method", method, *tree, *map(str, words)) == 0
-    assert Path(capsys.readouterr().out.strip()).is_file()
-
-
 def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: str, capsys: Capture) -> None:
     assert made(model, "--compare", "--method", "eagle1", "--out", "pair.png") == 0
     out = capsys.readouterr().out
@@ -126,21 +108,31 @@ def test_comparison_saves_the_two_side_by_side_and_reports_what_differs(model: s
     assert found["identical"] == (found["plain"]["tokens_sha256"] == found["method"]["tokens_sha256"])
 
 
-def test_prompts_come_from_files_in_several_forms(model: str) -> None:
-    forms = {
-        "p.txt": "# a comment\n  # another\na red apple\n\n  blue cat \n",
-        "p.json": '["a red apple", {"prompt": "blue cat"}]',
-        "p.jsonl": '{"caption": "a red apple", "by": "a\u2028b"}\n"blue cat"\n',
-        "p.tsv": "Category\tPrompt\tNumber\nfood\ta red apple\t1\n\tblue cat\t2\n",
-        "p.csv": 'Prompt\n"a red apple"\nblue cat\n',
-        "q.csv": 'id,prompt\n1,a red apple\n2,"blue cat"\n',
-    }
-    grids = []
-    for name, text in forms.items():
-        Path(name).write_text(text, encoding="utf-8")
-        assert main(["--model", model, "--prompts-file", name, "--tokens", "t.json", "--quiet"]) == 0
-        grids.append(json.loads(Path("t.json").read_text()))
-    assert grids == [grids[0]] * len(forms) and len(grids[0]) == 2
+@pytest.mark.parametrize(
+    ("name", "text", "prompts"),
+    [
+        ("p.txt", "# a comment\n  # another\na red apple\n\n  blue cat \n", ["a red apple", "blue cat"]),
+        ("p.json", '["a red apple", {"prompt": "blue cat"}]', ["a red apple", "blue cat"]),
+        ("p.jsonl", '{"caption": "a cat", "by": "a\u2028b"}\n"blue cat"\n', ["a cat", "blue cat"]),
+        ("p.tsv", "Category\tPrompt\tNumber\nfood\ta cat\t1\n\tblue cat\t2\n", ["a cat", "blue cat"]),
+        ("p.csv", 'Prompt\n"a red apple"\nblue cat\n', ["a red apple", "blue cat"]),
+        ("p.csv", 'id,prompt\n1,a red apple\n2,"blue cat"\n', ["a red apple", "blue cat"]),
+        ("p.csv", 'prompt\tid\n"Hello" sign\t1\n', ['"Hello" sign']),  # as LlamaGen's
+        ("p.csv", 'id,prompt\n1,"""Hello"" sign"\n\n# 2,red\n', ['"Hello" sign']),
+        ("p.csv", 'prompt\n"""Hello"" sign"\n', ['"Hello" sign']),
+        ("p.tsv", 'id\tprompt\n1\t"Hello" sign\t\n', ['"Hello" sign']),
+    ],
+)
+def test_prompts_come_from_files_in_several_forms(name: str, text: str, prompts: list[str]) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+    assert read_prompts(name) == prompts
+
+
+def test_prompts_of_a_file_are_those_of_the_command_line(model: str) -> None:
+    Path("p.txt").write_text("a red apple\nblue cat\n")
+    first, second = (grid(model, *words) for words in ([], ["--prompt", "blue cat"]))
+    assert main(["--model", model, "--prompts-file", "p.txt", "--tokens", "t.json", "--quiet"]) == 0
+    assert json.loads(Path("t.json").read_text()) == second and second[0] == first
 
 
 @pytest.mark.parametrize(("rank", "processes", "code"), [("1", "", 0), ("0", "abc", 0), ("1", "1", 2), ("3", "2", 2)])
@@ -153,11 +145,13 @@ def test_numbers_of_processes_that_no_launcher_sets(
     assert code == 0 or f"RANK is {rank}, wanted a number below WORLD_SIZE, {processes}" in capsys.readouterr().err
 
 
-def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, tmp_path: Path) -> None:
-    words = f"generate --model {model} --prompt 'a red apple' --method plain -n 4 --out {tmp_path / 'o'}"
-    line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
-    assert subprocess.run(["bash", "-c", line]).returncode == 0
-    assert len(list((tmp_path / "o").iterdir())) == 4
+def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert made(model, "--method", "plain", "-n", "4", "--out", "o") == 0
+    assert len(list(Path("o").iterdir())) == 4
 
 
 @pytest.mark.parametrize(
@@ -170,21 +164,9 @@ def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, tmp_path
         ("", "has no column"),
     ],
 )
-def test_tables_of_other_forms_are_refused(model: str, rows: str, message: str, capsys: Capture) -> None:
+def test_tables_of_other_forms_are_refused(rows: str, message: str) -> None:
     Path("p.csv").write_text(rows)
-    assert message in refusal(capsys, main(["--model", model, "--prompts-file", "p.csv", "--tokens", "t.json"]))
-
-
-def test_quotes_are_those_of_the_form() -> None:
-    texts = {
-        "a.csv": 'prompt\tid\n"Hello" sign\t1\n',  # as LlamaGen's
-        "b.csv": 'id,prompt\n1,"""Hello"" sign"\n\n# 2,red\n',
-        "c.csv": 'prompt\n"""Hello"" sign"\n',
-        "d.tsv": 'id\tprompt\n1\t"Hello" sign\t\n',
-    }
-    for name, text in texts.items():
-        Path(name).write_text(text)
-        assert read_prompts(name) == ['"Hello" sign'], name
+    refused(read_prompts, "p.csv", match=message)
 
 
 def test_a_closed_standard_input_holds_no_prompts(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,16 +73,6 @@ def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Cap
     assert "lacks it; drafters are trained for targets that take captions" in out
 
 
-def test_help_fits_one_screen_and_help_all_lists_the_rest(capsys: Capture) -> None:
-    assert generate(["--help"]) == 0
-    brief = capsys.readouterr().out
-    assert len(brief.splitlines()) <= 30 and "--seed" in brief and "--help-all" in brief and "--guidance" not in brief
-    assert generate(["--help-all"]) == 0
-    whole = capsys.readouterr().out
-    assert all(flag in whole for flag in ("--seed", "--guidance", "--engine", "--init-image", "--tokens"))
-    assert "--delta" not in whole and "lantern methods NAME" in brief
-
-
 def test_a_fault_exits_with_1_and_its_repair(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def _my_engines() -> Any:
         raise ImportError("no torch")

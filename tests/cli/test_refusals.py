@@ -207,15 +207,6 @@ def test_a_text_gives_a_value_within_its_bounds_or_a_short_error(kind: Callable[
         assert not isinstance(value, int | float) or (0 <= value <= 100 and value == float(text))
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
-)
-def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
-    for name in ("convert", "train"):
-        assert lantern([name, *arguments]) in (0, 1, 2)
-
-
 OPTIONS = ["--prompt", "--method", "--seed", "-n", "--guidance", "--temperature", "--top-k", "--top-p", "--tokens"]
 OPTIONS += ["--device", "--dtype", "--json", "--compare", "--quiet", "--k", "--delta", "--lambda", "--tree", "--batch"]
 OPTIONS += ["--prompts-file", "--class-label", "--out", "--guidance-interval", "--residual"]

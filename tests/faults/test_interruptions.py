@@ -168,21 +168,19 @@ from lantern.cli.command import Command, run_command
 def run(args):
     with args.stopping.shield():
         print("begun", flush=True)
-        time.sleep({seconds})
+        time.sleep(1000)
     return 0
 
 sys.exit(run_command(Command("stubborn", "", lambda parser: None, run), []))
 """
 
 
-@pytest.mark.parametrize(("seconds", "signals", "code"), [(1000, 2, -signal.SIGINT), (1, 1, 130)])
-def test_a_shielded_block_ends_first_unless_interrupted_twice(seconds: float, signals: int, code: int) -> None:
-    command = [sys.executable, "-c", STUBBORN.format(seconds=seconds)]
+def test_a_second_interrupt_ends_a_shielded_block() -> None:
+    command = [sys.executable, "-c", STUBBORN]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert running.stdout is not None and running.stdout.readline() == "begun\n"
-    for _ in range(signals):
+    for _ in range(2):
         running.send_signal(signal.SIGINT)
         time.sleep(0.3)
-        assert running.poll() in (None, code)
-    _, output = running.communicate(timeout=60)
-    assert running.returncode == code and output == ("lantern: error: interrupted\n" if signals == 1 else "")
+        assert running.poll() in (None, -signal.SIGINT)
+    assert running.communicate(timeout=60) == ("", "") and running.returncode == -signal.SIGINT

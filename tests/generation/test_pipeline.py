@@ -158,18 +158,15 @@ def test_output_types_hold_the_same_picture(pipe: LanternPipeline) -> None:
     assert torch.equal(latent.images, latent.tokens)
 
 
-def test_generators_give_one_seed_per_picture(pipe: LanternPipeline) -> None:
-    seeds = [torch.Generator().manual_seed(7), numpy.int64(8)]
+def test_pictures_depend_on_their_seed_and_not_on_the_batch(pipe: LanternPipeline) -> None:
+    prompts, seeds = ["a red apple", "blue cat"], [torch.Generator().manual_seed(7), numpy.int64(8)]
     torch.rand(3, generator=seeds[0])  # only the seed of a generator matters
-    together = call(pipe, ["a red apple", "blue cat"], generator=seeds).tokens
-    alone = [call(pipe, "a red apple", generator=7).tokens[0], call(pipe, "blue cat", generator=8).tokens[0]]
+    together = call(pipe, prompts, generator=seeds).tokens
+    alone = [call(pipe, prompt, generator=seed).tokens[0] for prompt, seed in zip(prompts, (7, 8), strict=True)]
     assert torch.equal(together, torch.stack(alone))
-
-
-def test_pictures_differ_by_seed_and_not_by_batch(pipe: LanternPipeline) -> None:
-    many = call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2).tokens
+    many = call(pipe, prompts, num_images_per_prompt=2).tokens
     assert len({tuple(tokens.flatten().tolist()) for tokens in many}) == 4
-    assert torch.equal(many, call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2, batch_size=1).tokens)
+    assert torch.equal(many, call(pipe, prompts, num_images_per_prompt=2, batch_size=1).tokens)
     assert torch.equal(many[:2], call(pipe, num_images_per_prompt=2).tokens)
     first, second = call(pipe, generator=None), call(pipe, generator=None)
     assert not torch.equal(first.tokens, second.tokens)
@@ -235,12 +232,15 @@ def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
     assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "bf16", torch.bfloat16])
-def test_a_dtype_can_be_given_at_loading(folder: Path, name: Any, caplog: pytest.LogCaptureFixture) -> None:
-    for option in ("dtype", "torch_dtype"):
-        pipe: Any = LanternPipeline.from_pretrained(folder, **{option: name})
-        dtypes = {pipe.dtype, pipe.transformer.dtype, pipe.drafter.dtype, pipe.text_encoder.dtype}
-        assert dtypes == {torch.bfloat16} and pipe.vqvae.dtype == torch.float32
+@pytest.mark.parametrize(
+    ("option", "name"), [("dtype", "bfloat16"), ("torch_dtype", "bf16"), ("torch_dtype", torch.bfloat16)]
+)
+def test_a_dtype_can_be_given_at_loading(
+    folder: Path, option: str, name: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder, **{option: name})
+    dtypes = {pipe.dtype, pipe.transformer.dtype, pipe.drafter.dtype, pipe.text_encoder.dtype}
+    assert dtypes == {torch.bfloat16} and pipe.vqvae.dtype == torch.float32
     assert load_model(folder, dtype=name).dtype == torch.bfloat16 and caplog.records == []
 
 

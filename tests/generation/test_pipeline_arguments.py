@@ -63,9 +63,9 @@ def test_what_is_no_model_is_refused_by_its_value(copied: Path) -> None:
     ids=str,
 )
 def test_arguments_of_generate_are_refused_before_passes_are_measured(
-    folder: Path, error: type[Exception], given: dict[str, Any], message: str
+    pipe: LanternPipeline, error: type[Exception], given: dict[str, Any], message: str
 ) -> None:
-    how = {"model": load_model(folder), "requested": ["a red apple"], "method": "auto"} | given
+    how = {"model": pipe.model, "requested": ["a red apple"], "method": "auto"} | given
     refused(generate, **how, error=error, match=message)
 
 
@@ -158,18 +158,11 @@ VALUES: list[tuple[dict[str, Any], str]] = [
     ({"prompt_attention_mask": torch.ones(1, 6)}, "prompt_attention_mask is given without prompt_embeds"),
     ({"prompt": []}, "got no prompt and no class label"),
     ({"output_type": "jpg"}, "wanted one of pil, pt, np, latent"),
-    ({"guidance_scale": float("nan")}, "guidance is nan"),
-    ({"temperature": -1.0}, "temperature is -1"),
-    ({"top_k": -1}, "top_k is -1"),
     ({"num_images_per_prompt": 0}, "wanted a whole number from 1"),
-    ({"num_images_per_prompt": "2"}, "wanted a whole number from 1"),
-    ({"batch_size": 1.5}, "wanted a whole number from 1"),
     ({"batch_size": numpy.ones(2)}, "wanted a whole number from 1"),
     ({"generator": [1, 2]}, "2 generators for 1 images"),
     ({"generator": -1}, "seed is -1"),
     ({"class_labels": 1}, "give one of them"),
-    ({"method": "lantren"}, "did you mean 'lantern'?"),
-    ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
     ({"method": "lantern++", "delta": 0.1}, "no setting delta"),
     ({"method": "gumbel-jacobi:window=4", "window": 8}, "setting window is given twice, as 4 and 8: give one of them"),
     ({"settings": {"window": 4}, "window": 8}, "setting window is given twice, as 4 and 8: give one of them"),

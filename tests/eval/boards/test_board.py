@@ -1,6 +1,7 @@
-"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`."""
+"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`; draft passes."""
 
 import json
+import math
 import re
 import shutil
 from itertools import chain
@@ -16,6 +17,7 @@ from lantern.cli.command import run_command
 from lantern.cli.measure import leaderboard
 from lantern.eval.boards import board, table
 from lantern.eval.boards.board import expand, parse_pair, shipped
+from lantern.eval.boards.draft_passes import against, counts
 from lantern.eval.boards.plot import save
 from lantern.eval.boards.table import correct, figures, figures_of, markdown, rendered
 from lantern.eval.json_lines import read_lines
@@ -25,10 +27,12 @@ from lantern.eval.speed.contenders import Variant, name_of
 from lantern.eval.speed.race import pack
 from lantern.generation.requests import shuffled_prompts
 from lantern.methods import METHODS
+from lantern.models.folder import load_model
 from tests.cli.calls import Capture
 from tests.eval.tiny_metrics import save_pictures, save_tiny_clip
 from tests.eval.workers import Patch
 from tests.refusals import refused
+from tests.tiny_folder import save_tiny_model
 
 RELAXED = "bounded-window:window=4,delta=0.4"
 MEASURED = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:window=4,delta=0.05/0.4")
@@ -158,9 +162,8 @@ def test_methods_that_lack_a_part_or_fail_have_a_row_and_those_that_fail_are_tri
     assert [row.get("images") for row in rows_of(path)] == [3, None, 3, 3]
 
 
-def test_quality_is_that_of_eval(board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
+def test_quality_is_that_of_eval(board_words: list[str], tmp_path: Path, monkeypatch: Patch) -> None:
     path, clip = tmp_path / "board.jsonl", save_tiny_clip(tmp_path / "clip")
-    shutil.copy(board_file, path)
     seen: list[Any] = []
     measure = quality.measure
 
@@ -169,22 +172,23 @@ def test_quality_is_that_of_eval(board_file: Path, board_words: list[str], tmp_p
         return measure(paths, *given, **named)
 
     monkeypatch.setattr(quality, "measure", noting)
-    words = [*board_words, "--images", 4, "--out", path, "--metrics", "clip", "--weights", f"clip={clip}"]
+    words = [*board_words[:7], "--baseline", "eager", "--methods", "eagle1", MEASURED[-1], "--temperature", "1", "0"]
+    words += ["--images", 2, "--out", path, "--metrics", "clip", "--weights", f"clip={clip}"]
     assert main(*words) == 0
     found = figures_of(path)
     rows = {row["method"]: row for row in found["boards"][0]["rows"]}
-    assert len(seen) == 8 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
+    assert len(seen) == 6 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
     change, plain = rows[RELAXED]["changes"]["clip"], found["boards"][0]["quality_of_plain"]
     assert change["low"] <= change["value"] <= change["high"] and plain["clip"]["low"] is not None
     assert (seen[0] != seen[-1]).any()
     before = path.read_bytes()
-    assert main(*words) == 0 and len(seen) == 8 and path.read_bytes() == before  # measured once
+    assert main(*words) == 0 and len(seen) == 6 and path.read_bytes() == before  # measured once
     other, real = save_tiny_clip(tmp_path / "other", seed=1), tmp_path / "real"
     save_pictures(real, 2)
     for number, given in enumerate(((f"clip={other}",), ("--metrics", "clip-lantern"), ("--reference", real))):
-        assert main(*words, *given) == 0 and len(seen) == 16 + 8 * number
+        assert main(*words, *given) == 0 and len(seen) == 12 + 6 * number
         assert (figures_of(path)["boards"][0]["quality_of_plain"] == plain) == ("--reference" in given)
-    assert main(*words) == 0 and len(seen) == 32 and figures_of(path) == found  # the figures of what was given last
+    assert main(*words) == 0 and len(seen) == 24 and figures_of(path) == found  # the figures of what was given last
     for number, pixels in enumerate(seen[0]):  # of plain decoding, whose PSNR to itself is infinite
         Image.fromarray(pixels).save(real / f"{number:06}.png")
     for extra in real.glob("???.png"):
@@ -288,12 +292,11 @@ def test_a_differing_exact_method_is_a_failure(board_file: Path) -> None:
     assert figures(header, lines)["failures"] == ["eagle1 differs from plain decoding in 1 of 4 images"]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_equal_lines_give_equal_bytes(board_file: Path, tmp_path: Path, suffix: str) -> None:
-    paths = [tmp_path / f"{name}{suffix}" for name in ("a", "b")]
-    for path in paths:
-        save(figures_of(board_file), path)
-    assert paths[0].read_bytes() == paths[1].read_bytes() and len(paths[0].read_bytes()) > 10_000
+def test_equal_lines_give_equal_bytes(board_file: Path, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg", "c.png"):
+        save(figures_of(board_file), tmp_path / name)
+    made = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    assert made[0] == made[1] and min(map(len, made)) > 10_000
 
 
 PAGE = """# Methods
@@ -354,3 +357,20 @@ def test_the_rows_of_the_page_of_methods_are_those_of_the_results(name: str) -> 
     figure = re.compile(r"\d\.\d\d (?=\()").search(text, start)
     changed = text[: figure.start()] + "9.99 " + text[figure.end() :]
     assert rendered(changed, found) == text  # a number written by hand does not stay
+
+
+def test_depths_are_interpolated_at_as_many_passes_a_step() -> None:
+    method, below, above = (torch.tensor([of] * 3, dtype=torch.float64) for of in ([100, 150], [120, 120], [90, 180]))
+    found = against(method, below, above)
+    assert found["passes_per_step"] == 1.5
+    ratio = found["log_of_tokens_ratio"]
+    assert isinstance(ratio, dict)
+    assert ratio["value"] == pytest.approx(math.log(120 * 90) / 2 - math.log(100)) == ratio["low"]
+
+
+def test_passes_of_a_drafter_are_counted(tmp_path: Path) -> None:
+    model = load_model(save_tiny_model(tmp_path / "toy", block_size=64), parts=("drafter", "text"), device="cpu")
+    ((steps, passes),) = counts(model, "eagle2-paper:tree=eagle2_4_4_2", 1).tolist()
+    assert 1.9 * steps < passes <= 2 * steps  # two depths, fewer at the end of the image
+    ((steps, passes),) = counts(model, "eagle1:tree=chain_2", 1).tolist()
+    assert passes == 2 * steps

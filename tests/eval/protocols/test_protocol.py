@@ -39,26 +39,6 @@ def test_a_shipped_protocol_is_complete(name: str) -> None:
     assert resizing(found.resize, found.evaluated_size) is None or found.resize != "none"
 
 
-LLAMAGENS = {"B": 2.0, "L": 2.0, "XL": 1.75, "XXL": 1.75, "3B": 1.65}
-
-
-@pytest.mark.parametrize(
-    ("name", "pictures", "distribution", "metrics"),
-    [
-        ("coco2014-30k", 30_000, (7.5, 1.0, 1000, 1.0), "fid kid clip-lantern"),
-        ("coco2017-5k-longest", 5_000, (7.5, 1.0, 1000, 1.0), "fid kid clip-lantern hps"),
-        ("partiprompts", 1_632, (7.5, 1.0, 1000, 1.0), "clip hps pickscore"),
-        ("imagenet-50k", 50_000, (LLAMAGENS, 1.0, 0, 1.0), "fid-legacy is precision-legacy recall-legacy"),
-        ("emoji", 2_390, (2.0, 0.7, 0, 1.0), "kid fid"),
-    ],
-)
-def test_a_protocol_has_the_published_settings(name: str, pictures: int, distribution: tuple, metrics: str) -> None:
-    found = load_protocol(name)
-    guidance = found.guidance or found.guidance_by_model
-    assert (found.pictures, " ".join(found.metrics)) == (pictures, metrics)
-    assert (guidance, found.temperature, found.top_k, found.top_p) == distribution
-
-
 def test_emoji_uses_the_embedded_models_sampling() -> None:
     found: Any = load_protocol("emoji")
     own = json.loads((embedded_model() / "model_index.json").read_text())["generation"]
