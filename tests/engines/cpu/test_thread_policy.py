@@ -46,7 +46,7 @@ TRIED = WARM_PASSES  # calls with one thread at the beginning
 
 
 @pytest.fixture(scope="module")
-def player(compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+def player(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     return compiled(PROGRAM)
 
 

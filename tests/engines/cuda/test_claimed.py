@@ -22,15 +22,7 @@ from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests import tiny_transformers as tiny
-from tests.engines.cuda.claimed import (
-    Claimed,
-    Rehearsed,
-    claim_module,
-    claimed_cuda,
-    held,
-    launch,
-    watching,
-)
+from tests.engines.cuda.claimed import Claimed, Rehearsed, claim_module, claimed_cuda, held, launch, watching
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import small_method, tiny_decoder
 
