@@ -55,9 +55,8 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("fused", "eagle1"),
+        *(pytest.param("fused", name, marks=pytest.mark.slow) for name in ("eagle1", "bounded")),
         ("fused", "lantern++"),
-        pytest.param("fused", "bounded", marks=pytest.mark.slow),
         ("llama", "plain"),
     ],
 )
