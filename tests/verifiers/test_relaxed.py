@@ -252,6 +252,14 @@ def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: 
                 )
 
 
+def test_rows_of_leaves_are_not_relaxed() -> None:
+    tree, rows, _ = walk(GumbelVerifier(), "gumbel")
+    found, inner = RelaxedRows(BOUNDED, tree, rows, rows.noise).log_p(), TREE.inner_nodes()
+    is_leaf = ~torch.zeros(9, dtype=torch.bool).scatter(0, inner, True)
+    assert torch.equal(found[:, is_leaf], rows.every[:, is_leaf])
+    assert ((found - rows.every)[:, inner].abs().amax((0, 2)) > 0.01).all()
+
+
 def test_what_cannot_be_relaxed_is_refused() -> None:
     with pytest.raises(Exception, match="use RejectionVerifier|Expected type"):
         RelaxedVerifier(Lantern(TABLE, k=2), GumbelVerifier())  # type: ignore[arg-type]
