@@ -171,7 +171,7 @@ verifiers/coupling.py: proof/test_exact.py
 - sampled, log_p, cost)
 + sampled, log_p if tree.log_q is None else tree.log_q.where(pad(is_kept, (0, 1))[..., None], log_p), cost)
 
-verifiers/coupling.py: verifiers/test_by_hand.py
+verifiers/coupling.py: proof/test_exact.py
 - (q - kept).sum(-1, keepdim=True) * p
 + (1 - (q - kept).sum(-1, keepdim=True)) * p
 

@@ -6,7 +6,6 @@ import torch
 from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding import plain
-from lantern.decoding.loop import begin, run
 from tests.refusals import refused
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, plain_tokens, tiny_decoder
@@ -30,15 +29,6 @@ def test_tokens_do_not_depend_on_padding() -> None:
     cut = Condition(embeddings=wide.embeddings[:, -3:], mask=wide.mask[:, -3:])
     one = plain.generate(target, wide, sampling=Sampling(), keys=KEYS[:1])
     assert torch.equal(one.tokens, plain.generate(target, cut, sampling=Sampling(), keys=KEYS[:1]).tokens)
-
-
-def test_reused_cache_gives_the_same_tokens() -> None:
-    target, condition = tiny_target(), tiny_condition((4,))
-    state, runs, caches = plain.Plain(target, Sampling()), [], set()
-    for keys in ([(1, 0)], [(2, 0)], [(1, 0)]):
-        runs.append(run(begin(state, condition, keys=keys)).tokens)
-        caches.add(state.cache)
-    assert torch.equal(runs[0], runs[2]) and len(caches) == 1
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -81,7 +71,7 @@ def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form:
     tokens = built.generate(condition, **how).tokens
     trees = {int(step.start): step.tree for step in steps[1:] if 2 <= step.start < 15}
     assert len(trees) > 2
-    for known, tree in [*trees.items()][::2]:
+    for known, tree in [*trees.items()][::3]:
         steps.clear()
         forced = torch.where(torch.arange(16) < known, tokens, -1)
         assert torch.equal(built.generate(condition, forced=forced, **how).tokens, tokens)

@@ -77,16 +77,6 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-def test_changed_weights_clear_the_prompt_cache() -> None:
-    target, prompts = tiny_target(), PromptCache()
-    before = prompts.read(target, CONDITION, 1)
-    target.layers[0] = tiny_target(seed=1).layers[0]
-    after = prompts.read(target, CONDITION, 1)
-    assert len(prompts) == CONDITION.batch
-    assert not torch.equal(before.entries, after.entries)
-
-
-@torch.no_grad()
 def test_a_prompt_that_another_engine_read_is_read_again() -> None:
     class Doubled(PreparedTarget):
         def read(self, *args: Any, **how: Any) -> Prompt:

@@ -57,7 +57,6 @@ def built(name: str, method: str, sampling: Sampling, small: Any = None, **setti
 @pytest.mark.parametrize(
     ("name", "method", "sampling"),
     [
-        *((name, "self-cascade", SAMPLINGS[0]) for name in CASES),
         ("janus", "self-cascade", SAMPLINGS[1]),
         ("emu3", "self-cascade", SAMPLINGS[2]),
         *product(("janus", "emu3"), ("specmquant", "specmquant-paper"), SAMPLINGS[:1]),

@@ -154,19 +154,3 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
         reported += float(q[0, token] * verdict.cost.total_variation[:, 0].mean())
     moved = float((output - p[0]).abs().sum() / 2)
     assert 0.02 < moved <= reported + 3 / GRID
-
-
-def test_reused_tokens_follow_the_distribution_that_is_recorded() -> None:
-    """Windows whose last token is sampled from q, and whose first is always rejected."""
-    p, q = distributions(3, 1), distributions(3, 2)
-    p[0], q[0] = torch.eye(TOKENS)[1], torch.eye(TOKENS)[2]
-    emitted = torch.zeros(TOKENS)
-    for token in range(TOKENS):
-        verdict, _ = walk(p, q, [2, token], "reuse")
-        emitted += float(q[1, token]) * distribution_of(verdict.samples[:, 1])
-    recorded = verdict.log_q[0, 1].exp()
-    assert torch.allclose(emitted, recorded, atol=0.01) and abs(float(recorded.sum()) - 1) < 1e-5
-    # To record p, as the paper does, is a mistake of this size.
-    assert float((emitted - p[1]).abs().sum() / 2) > 0.05
-    # The window's last row has no token that could stay.
-    assert torch.allclose(verdict.log_q[0, 2].exp(), p[2], atol=1e-6)

@@ -18,15 +18,19 @@ def _compiler() -> None:
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """Return a function that compiles a program which includes headers of the engine, and loads it."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """Return a function that compiles a program which includes headers of the engine, and loads it.
+
+    `level` is that of optimization: no level changes bits, and without it a program that includes all is built soon.
+    """
 
     @cache
-    def load(program: str) -> ctypes.CDLL:
+    def load(program: str, level: str = FLAGS[0]) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("compiled")
         source, made = folder / "program.cpp", folder / "program.so"
         source.write_text(program, encoding="utf-8")
-        subprocess.run(["g++", *FLAGS, "-march=native", f"-I{SOURCES[0].parent}", "-o", made, source], check=True)
+        flags = [level, *FLAGS[1:], "-march=native", f"-I{SOURCES[0].parent}"]
+        subprocess.run(["g++", *flags, "-o", made, source], check=True)
         return ctypes.CDLL(str(made))
 
     return load

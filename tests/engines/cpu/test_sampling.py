@@ -114,9 +114,9 @@ def scores(spread: float, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"delta={rule.delta}, cap={rule.cap}")
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0, 20.0])
 def test_a_mixture_has_the_bits_of_torch_and_its_bound_on_the_total_variation(
-    compiled: Callable[[str], ctypes.CDLL], rule: Mixture, spread: float
+    compiled: Callable[..., ctypes.CDLL], rule: Mixture, spread: float
 ) -> None:
-    move = compiled(MOVE).move
+    move = compiled(MOVE, "-O0").move
     largest = 0.0
     for seed in range(20):
         p, q = scores(spread, seed)

@@ -12,9 +12,11 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu.structures import cpp
 from lantern.engines.pass_times import WARM_PASSES
 
-# Plays calls through a policy: returns the threads of each, if one thread takes `alone` and two take `together`.
-PLAY = """
+# `play` sends calls through a policy: it returns the threads of each, if one thread takes `alone` and two `together`.
+# `count_early` lets threads meet: how often one went on before another had arrived, -1 for other threads.
+PROGRAM = """
 #include "thread_policy.h"
+#include <omp.h>
 extern "C" void play(int calls, const double *alone, const double *together, int32_t *threads) {
     ThreadPolicy policy;
     for (int i = 0; i < calls; i++) {
@@ -22,11 +24,6 @@ extern "C" void play(int calls, const double *alone, const double *together, int
         policy.record(threads[i], threads[i] == 1 ? alone[i] : together[i]);
     }
 }
-"""
-# Lets threads wait for each other; returns how often one went on before another had arrived, -1 for other threads.
-MEET = """
-#include "thread_policy.h"
-#include <omp.h>
 extern "C" int32_t count_early(int threads, int waits) {
     Barrier barrier(threads);
     std::vector<std::atomic<int32_t>> arrived(threads);
@@ -49,8 +46,8 @@ TRIED = WARM_PASSES  # calls with one thread at the beginning
 
 
 @pytest.fixture(scope="module")
-def player(compiled: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
-    return compiled(PLAY)
+def player(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled(PROGRAM)
 
 
 def play(player: ctypes.CDLL, alone: list[float], together: list[float]) -> list[int]:
@@ -79,9 +76,8 @@ def test_busy_cores_lead_to_rarer_trials_and_an_interruption_to_none(player: cty
     assert [i for i, count in enumerate(threads) if count == 2] == [3, 12, 29, 62]
 
 
-def test_no_thread_passes_a_barrier_before_all_have_arrived(compiled: Callable[[str], ctypes.CDLL]) -> None:
-    meet = compiled(MEET)
-    assert [meet.count_early(threads, 100) for threads in (1, 2, 3, 5, 8)] == [0] * 5
+def test_no_thread_passes_a_barrier_before_all_have_arrived(player: ctypes.CDLL) -> None:
+    assert [player.count_early(threads, 100) for threads in (1, 2, 3, 5, 8)] == [0] * 5
 
 
 def test_out_of_memory_in_a_call_raises_memory_error() -> None:

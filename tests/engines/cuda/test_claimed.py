@@ -22,15 +22,7 @@ from lantern.generation.generator import Decoder, build_decoder, generate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests import tiny_transformers as tiny
-from tests.engines.cuda.claimed import (
-    Claimed,
-    Rehearsed,
-    claim_module,
-    claimed_cuda,
-    held,
-    launch,
-    watching,
-)
+from tests.engines.cuda.claimed import Claimed, Rehearsed, claim_module, claimed_cuda, held, launch, watching
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import small_method, tiny_decoder
 
@@ -63,9 +55,8 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("fused", "eagle1"),
+        *(pytest.param("fused", name, marks=pytest.mark.slow) for name in ("eagle1", "bounded")),
         ("fused", "lantern++"),
-        pytest.param("fused", "bounded", marks=pytest.mark.slow),
         ("llama", "plain"),
     ],
 )

@@ -99,11 +99,3 @@ def test_plain_steps_do_not_wait_for_the_device() -> None:
 def test_a_proximity_table_is_that_of_the_cpu() -> None:
     codebook = torch.randn(1000, 8).repeat(2, 1)  # equal tokens are ordered by index
     assert torch.equal(proximity_table(codebook.cuda(), 100).cpu(), proximity_table(codebook, 100))
-
-
-def test_tokens_are_those_of_torch_in_fp32() -> None:
-    target = target_in(torch.float32)
-    made = [
-        decoder_of("plain", target, engine=engine).generate(CONDITION, keys=KEYS).tokens for engine in (None, EAGER)
-    ]
-    assert torch.equal(*made)

@@ -54,7 +54,7 @@ def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(
     kind: type[KernelTarget], dtype: torch.dtype, is_fp8: bool
 ) -> None:
     is_llama = kind is LlamaTarget  # whose prompts have keys
-    prepared = kind(llama_in(dtype, n_layer=2, side=3) if is_llama else target_in(dtype, **PAIR))
+    prepared = kind(llama_in(dtype, side=2) if is_llama else target_in(dtype, **PAIR))
     found = tried(prepared, is_fp8=is_fp8)
     assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] / (2 if is_llama else 1)
     assert found.keeps_bits and prepared.program.keeps_rows(32) and "do not depend" in found.found

@@ -152,7 +152,7 @@ def test_a_generation_may_begin_again_between_two_steps(name: str) -> None:
 
 
 def test_a_wave_reads_weights_as_they_are_and_prompts_of_its_length() -> None:
-    target: Any = llama_in(torch.float32, side=6)
+    target: Any = llama_in(torch.float32, side=4)
     tokens = torch.randint(1, 32, (1, 2, 40), generator=torch.Generator().manual_seed(0))
     *made, eager = (tiny_decoder("plain", target, SAMPLING, engine=one) for one in (ENGINE, ENGINE, EAGER))
     joint = Joint(ENGINE.group, ENGINE.drive)
