@@ -70,7 +70,7 @@ class OfShape(Group):
 
     shape: list[str] | None = opt(None, f"of {', '.join(SHAPES)}", type=OneOf(SHAPES), metavar="SIZE")
     tau: list[float] | None = opt(None, "tokens per step to simulate (default 2 3 3.5 4)", 1, 64)
-    tokens: int | None = opt(None, "tokens of the canvas to decode (default 48)", 1, 65535)
+    tokens: int | None = opt(None, "least tokens of the canvas to decode (default 48)", 1, 65535)
     tree: str | None = opt(None, "draft tree (default grown_15_4)")
     drafter: list[str] | None = opt(None, DRAFTER_HELP, metavar="METHOD")
 

@@ -166,14 +166,14 @@ class Sampling:
         return keep_largest(logits, self.top_k, may_look)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class HeldSampling(Sampling):
     """A sampling whose values are read from a device, each image's own: captured rounds serve all of one `form`.
 
     `hold` gives the values.
     """
 
-    memory: dict[str, Float[Tensor, "b 4"]] = field(default_factory=dict)
+    memory: dict[str, Float[Tensor, "b 4"]] = field(default_factory=dict, compare=False, repr=False)
 
     def hold(self, values: Float[Tensor, "b 4"]) -> None:
         """Read from now on what this tensor has, as `values` of a sampling."""

@@ -163,6 +163,7 @@ class Decoder:
     sampling: Sampling
     drafter: Drafter | None
     verifier: Verifier | None
+    held: HeldSampling | None = None  # what they read, where rounds are captured
     prompts: PromptCache | None = None
     engine: Engine = EAGER
     anew: "Callable[[], Decoder] | None" = None  # builds it again
@@ -204,18 +205,19 @@ class Decoder:
         """Return the state of a generation; an engine that keeps it has one for all."""
         if self._kept is not None:
             return self._kept
+        sampling: Sampling = self.held or self.sampling
         may_look = not self.engine.captures and self.target.tok_embeddings.weight.device.type == "cpu"
         if (front := self.method.made.front) is not None:
             from lantern.decoding.row_front import RowFront
 
-            made: State = RowFront(self.target, self.sampling, **front)
+            made: State = RowFront(self.target, sampling, **front)
         elif self.drafter is not None and self.verifier is not None:
             kind = CheckedState if may_look and self.method.made.has_foreign else State
-            made = kind(self.target, self.sampling, self.drafter, self.verifier)
+            made = kind(self.target, sampling, self.drafter, self.verifier)
         elif is_joined:
-            made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
+            made = State(self.target, sampling, NoDrafts(), GumbelVerifier())
         else:
-            made = Plain(self.target, self.sampling)
+            made = Plain(self.target, sampling)
         made.may_look = may_look
         if self.engine.captures:
             self._kept = made
@@ -257,12 +259,12 @@ def build_decoder(
     engine = engine.resolve(target)
     while True:
         prepared = engine.prepare(target)
-        own = HeldSampling(**vars(sampling)) if engine.captures else sampling
+        held = HeldSampling(**vars(sampling)) if engine.captures else None
         if method.made.drafter is None:
-            return Decoder(method, prepared, own, None, None, prompts, engine, anew)
+            return Decoder(method, prepared, sampling, None, None, held, prompts, engine, anew)
         give = {
             "target": prepared,
-            "sampling": own,
+            "sampling": held or sampling,
             "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.needs if name in add_ons},
             "neighbours": neighbours,
             "codebook": codebook,
@@ -271,7 +273,7 @@ def build_decoder(
         check_modes(drafter, verifier)
         reason = engine.why_not(target, drafter)
         if reason is None:
-            return Decoder(method, prepared, own, drafter, verifier, prompts, engine, anew)
+            return Decoder(method, prepared, sampling, drafter, verifier, held, prompts, engine, anew)
         if not engine.reason or engine.name == "eager":
             raise ValueError(f'method "{method.name}": {reason}')
         # The engine was chosen automatically and does not suit this drafter.

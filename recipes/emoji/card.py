@@ -96,8 +96,8 @@ def losses(model: "Model", captions: Sequence[str], tokens: Int[Tensor, "n token
 
 
 def entropies(model: "Model", captions: Sequence[str], tokens: Int[Tensor, "n tokens"]) -> dict[str, Any]:
-    """Return mean and 10, 25, 50, 75, 90 % quantiles of the entropy of p in nats, at the model's own sampling."""
-    sampling, found = model.sampling(), list[Tensor]()
+    """Return mean and 10, 25, 50, 75, 90 % quantiles of the entropy of p in nats, at temperature 1."""
+    sampling, found = model.sampling(temperature=1.0), list[Tensor]()
     for logits, _ in predicted(model, captions, tokens):
         log_p = sampling.log_probs(logits[:, : sampling.rows], torch.arange(logits.shape[2])[None])
         found.append(-(log_p.exp() * log_p.nan_to_num(neginf=0.0)).sum(-1))

@@ -261,6 +261,7 @@ class Worker(threading.Thread):
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one.
 
+        One whose rounds are captured serves all samplings of one form.
         RefusedError for a requested method that the model's sizes, its parts or the engine do not allow.
         """
         for idle in reversed(self._idle):
@@ -268,6 +269,11 @@ class Worker(threading.Thread):
                 self._idle.remove(idle)
                 return idle[1]
         method = choose_method(self.model, job.method, sampling=job.sampling)
+        for idle in reversed(self._idle):
+            of, form = idle[1], idle[1].sampling.form
+            if of.parts.engine.captures and of.method == method and form == job.sampling.form:
+                self._idle.remove(idle)
+                return Generator(self.model, method, job.sampling, parts=of.parts)
         try:
             return Generator(self.model, method, job.sampling)
         except ValueError as error:

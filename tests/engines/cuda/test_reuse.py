@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,8 +19,11 @@ from lantern.decoding.rounds import Joint
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, Engine
-from lantern.generation.generator import Decoder
+from lantern.generation.generator import Decoder, generate
+from lantern.generation.requests import Request
+from lantern.generation.serving.worker import Job, Worker
 from lantern.methods import METHODS
+from lantern.models.folder import load_model
 from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
 from tests.engines.cuda.kinds import llama_in
 from tests.tiny import tiny_condition, tiny_target
@@ -205,6 +208,19 @@ def test_images_of_a_server_that_follow_each_other_have_their_own_tokens(name: s
             assert torch.equal(getattr(made, each), getattr(expected, each)), f"{each} of image {seed}"
         assert torch.allclose(made.total_variation, expected.total_variation, atol=1e-8)
     assert Rehearsed.captured == 1 and Rehearsed.replayed > 4
+
+
+def test_a_server_captures_once_for_all_samplings_of_a_form(folder: Path) -> None:
+    model, made = load_model(folder, device="cpu"), list[Any]()
+    worker = Worker(replace(model, engine=Alone()), batch=1)
+    for i, captured in enumerate((1, 1, 2, 2)):
+        sampling = Sampling(2.0 + i, 1.0 - i / 5, top_k=9 if i < 2 else 0)
+        request = Request(prompt="a red apple", seed=i)
+        worker.submit([Job(request, "eagle1", sampling, lambda kind, value, index: made.append(value))])
+        while worker.queued or worker.running:
+            worker.step()
+        (expected,) = generate(model, [request], method="eagle1", sampling=sampling, with_pixels=False)
+        assert torch.equal(made[i].tokens, expected.tokens) and Rehearsed.captured == captured
 
 
 def test_calls_of_a_pipeline_replay_the_rounds_of_the_first(folder: Path) -> None:
