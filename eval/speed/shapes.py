@@ -78,7 +78,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     }
     taus = {PLAIN: 1.0} | {label: tau for label, (_, tau) in of_label.items()}
     every = {label: script(tau, config.block_size - 1) for label, tau in taus.items()}  # tokens of each step
-    counts = {label: script(tau, tokens) for label, tau in taus.items()}
+    least = {label: len(script(tau, tokens)) for label, tau in taus.items()}  # steps
 
     def build(label: str, model: Model) -> Decoder:
         if label == PLAIN:
@@ -87,14 +87,14 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         return scripted(Generator(model, method, sampling).parts, every[label], tree.shape())
 
     def spent(one: Contender) -> float:
-        return seconds_per_token(one, images, every[one.label], len(counts[one.label]))
+        return seconds_per_token(one, images, every[one.label], least[one.label])
 
     def take(one: Contender, number: int, _: RoundImages) -> Line:
         return {"round": number, "contender": one.name, "seconds": spent(one)}
 
     def figures_of(one: Contender) -> dict[str, Any]:
         """Return milliseconds per token of a contender, and its roofline."""
-        seconds, steps, rows = seconds_of(lines, one.name), counts[one.label], options.batch * sampling.rows
+        seconds, steps, rows = seconds_of(lines, one.name), every[one.label], options.batch * sampling.rows
         step = median(seconds) * sum(steps) / len(steps)
         return {
             **one.described,
@@ -109,7 +109,6 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     field = line_up(stable, entries, build, spent, failed, report=lambda line: report(f"{options.shape}: {line}"))
     rounds = racing.race(field, [images] * options.images, take, report=report)
     lines, stop = racing.collect(rounds, len(field))
-    steps = {label: len(of) for label, of in counts.items()}
     figures = {
         "what": "shape",
         "shape": options.shape,
@@ -121,7 +120,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "copy_gbps": rounded(copy_gbps),
         "contenders": [figures_of(one) for one in field],
         "results": racing.results(field, lines),
-        "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), images, steps)),
+        "phases": [] if stop else list(racing.phases(racing.best_of_labels(field, lines), images, least)),
         "failed": failed,
     }
     return ended(figures, before, stop)
