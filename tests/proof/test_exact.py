@@ -130,6 +130,12 @@ def test_spoiled_draft_is_detected(mutant: Spoil, twin: Spoil | None, tree: Stat
     assert enumeration.distance(TOY, RejectionVerifier(), mode, tree, spoil=mutant) > FAULTY
 
 
+@pytest.mark.parametrize("mutant", [sharpened, sorted_again, pruned])
+def test_gumbel_match_is_exact_for_spoiled_drafts(mutant: Spoil) -> None:
+    sampled = draws.draw(TOY, GumbelVerifier(), "gumbel", FAN, spoil=mutant)
+    assert sampled.unlike_plain == 0 and sampled.p_value(TOY.distribution()) > 1e-4
+
+
 @pytest.mark.parametrize(
     ("mode", "believed", "is_exact"),
     [("iid", "sampled", True), ("sampled", "point", True), ("iid", "point", True), ("sampled", "iid", False)],
