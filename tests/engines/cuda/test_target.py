@@ -334,7 +334,8 @@ def test_large_passes_and_other_modules_are_left_to_torch() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_that_share_a_wave_have_their_own_tokens(kind: str) -> None:
     target, condition = target_of(kind, torch.float32), KINDS[kind].condition
-    decoders = [decoder_of(kind, "gumbel-jacobi", target, Sampling(guidance=3.0)) for _ in range(4)]
+    samplings = [Sampling(guidance=3.0, top_k=9), Sampling(guidance=2.0, temperature=0.8, top_k=12)]
+    decoders = [decoder_of(kind, "gumbel-jacobi", target, one) for one in samplings * 2]
     found = joined(decoders[:2], condition, KEYS)
     for i, tokens in enumerate(found):
         assert torch.equal(tokens, decoders[2 + i].generate(condition.select([i]), keys=KEYS[i : i + 1]).tokens)
