@@ -163,7 +163,7 @@ class Decoder:
     sampling: Sampling
     drafter: Drafter | None
     verifier: Verifier | None
-    held: HeldSampling | None = None  # what they read, where rounds are captured
+    held: HeldSampling | None = None  # what drafter and verifier read, where rounds are captured
     prompts: PromptCache | None = None
     engine: Engine = EAGER
     anew: "Callable[[], Decoder] | None" = None  # builds it again
