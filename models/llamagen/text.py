@@ -61,6 +61,7 @@ WIDE = 1 << 24  # most parameters of an encoder that computes in fp64
 WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
 CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
+PLURAL = re.compile(r"[^su]s$")  # not "octopus" and "dress"
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
 STOP_WORDS = {
     *("the", "this", "that", "which", "who", "some", "all", "its", "his", "her", "their", "and", "with", "without"),
@@ -419,13 +420,16 @@ class Names:
     def __init__(self, text: TextEncoder, words: Collection[str], names: Sequence[str]) -> None:
         self.text, self.words, self.names = text, frozenset(words), tuple(names)
         self._nouns = frozenset(WORD.findall(name)[-1] for name in self.names)
+        plurals = "|".join(map(re.escape, filter(PLURAL.search, self.names))) or "(?!)"
+        self._pair = re.compile(rf"\b(?:an? +)?pair +of +(?=(?:[\w-]+ +){{0,2}}(?:{plurals})\b)", re.IGNORECASE)
 
     def reading(self, prompt: str) -> str:
         """Return a prompt whose unknown words are replaced by the name of the nearest meaning.
 
-        A prompt is left as it is if no word is unknown, if one of its words is the last one of a name (it has a
-        subject then), and if no name is near.
+        Words stay if all are known, if one of them is the last one of a name (the prompt has a subject then), and if
+        no name is near. "a pair of scissors" is one thing, and read as its name.
         """
+        prompt = self._pair.sub("", prompt)
         found = list(WORD.finditer(prompt.lower()))
         unknown = [word for word in found if len(word[0]) > SHORT and word[0] not in self.words]
         if not unknown or any(word[0] in self._nouns for word in found):

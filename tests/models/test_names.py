@@ -29,9 +29,11 @@ READ = {
     "a red HOUND, 3d": "a red dog, 3d",
     "two  huge sedans": "two car",  # the unknown words together, in the place of the first
     "a bunny on the beach": "a rabbit on beach",
+    "a pair of scissors": "scissors",
+    "A pair of red jeans, 3d": "red jeans, 3d",
 }
 # a subject is known or none is near
-KEPT = ("a red apple", "a photograph of a dog", "the government", "xqzzt", "\U0001f436", "")
+KEPT = ("a pair of cats", "a red apple", "a photograph of a dog", "the government", "xqzzt", "\U0001f436", "")
 
 
 @pytest.mark.parametrize(("prompt", "read"), [*READ.items(), *((prompt, prompt) for prompt in KEPT)])
@@ -56,7 +58,7 @@ def test_usual_prompts_names_and_training_captions_are_known(embedded: Model) ->
         usual += [text for text, _ in made + pair_captions(apple, cat, style)]
     lines: list[str] = []
     with_warnings(embedded, as_requests(usual), warn=lines.append)
-    assert len(lines) == 5 and all(line.endswith("is used") for line in lines)  # synonyms of the contact sheet
+    assert len(lines) == 5 and all(line.endswith("trained on") for line in lines)  # synonyms of the contact sheet
 
 
 def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
@@ -70,12 +72,12 @@ def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
 
 
 def test_images_are_those_of_the_reading(embedded: Model) -> None:
-    wanted = "not trained on the words of the prompt 'hound': 'dog' is used"
+    wanted = "reads the prompt 'hound' as 'dog', words that it was trained on"
     with pytest.warns(UnknownPromptWarning, match=wanted) as caught:
         read, plain = generate(embedded, ["hound", "dog"], seed=3, method="plain")
     assert [one.filename for one in caught] == [__file__]
     assert torch.equal(read.tokens, plain.tokens)
-    assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
+    assert read.as_dict()["prompt"] == "hound" and "as 'dog'" in read.as_dict()["warning"]
     assert "warning" not in plain.as_dict()
 
 
@@ -130,7 +132,7 @@ WARNINGS = {
     **{prompt: None for prompt in ("a red apple", "\U0001f34e", "\U0001f436\U0001f3fd")},
     **{prompt: NO_WORD for prompt in (ARABIC, "xyzzy qwrtp")},
     **{prompt: NO_TRAINED_WORD for prompt in ("democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq")},
-    "hound": "'dog' is used",
+    "hound": "as 'dog', words that it was trained on",
     "a red qwertzon": "has 'qwertzon' of the",
     "a smiling pomegranate": "has 'pomegranate' of the",
     "the owl's dog, two actors \U0001f9ff": None,
