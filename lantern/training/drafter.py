@@ -282,6 +282,8 @@ class DrafterTask(Task):
     read.
     """
 
+    best = "tokens"
+
     def __init__(self, config: DrafterConfig, target: Any, source: Teacher | FeatureCache, module: Trainee) -> None:
         super().__init__()
         self.config, self.sampling, self.drafter = config, config.sampling, module
@@ -360,7 +362,7 @@ class DrafterTask(Task):
         return [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
 
     def evaluate(self) -> dict[str, float]:
-        """Return acceptance and hit rates of every depth on held-out images."""
+        """Return tokens of a step, and acceptance and hit rates of every depth, on held-out images."""
         return measure(map(self._draft, self._held), self.target.config.block_size)
 
     def sample(self, path: Path) -> None:

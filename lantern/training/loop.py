@@ -116,13 +116,15 @@ class Task(nn.Module):
 
     `config` are its settings, with `lr` and `weight_decay` unless it has `optimizers` of its own. `frozen` are modules
     that a task only reads: they move to the task's device and are in no checkpoint. `batch_tokens` is the number of
-    tokens in a batch, 0 where there are none.
+    tokens in a batch, 0 where there are none. `best` names the held-out figure by which weights are exported, those
+    with the largest; the last ones if it is "".
     """
 
     config: Any
     betas: ClassVar[tuple[float, float]] = (0.9, 0.95)
     frozen: tuple[nn.Module, ...] = ()
     batch_tokens: int = 0
+    best: ClassVar[str] = ""
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers, called once, with the peak learning rates: AdamW over what has gradients."""
@@ -175,6 +177,15 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     mmap_threshold, trim_threshold = (-3, 1 << 30), (-1, (1 << 31) - 1)
     return mallopt is not None and all(mallopt(*setting) for setting in (mmap_threshold, trim_threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """Weights of a step, on the CPU, and their held-out figure."""
+
+    value: float
+    step: int
+    weights: list[Tensor]
 
 
 class TrainingLog:
@@ -272,6 +283,7 @@ class Run:
         self.average = AveragedModel(self.trained, multi_avg_fn=self._move_means) if config.ema else None
         if self.average is not None:
             self.average.n_averaged.fill_(1)  # the initial weights are the first ones
+        self.best: Best | None = None
         self.done, seconds = self._load()
         self.began = time.monotonic() - seconds
         self.place = self._place(seconds)
@@ -317,7 +329,7 @@ class Run:
             state = read_pickled(path)
         except ValueError as error:
             raise ValueError(f"{error}: {advice}") from error
-        names = {"task", "optimizers", "average", "step", "seed", "seconds", "source"}
+        names = {"task", "optimizers", "average", "best", "step", "seed", "seconds", "source"}
         if not isinstance(state, dict) or names - set(state):
             raise ValueError(f"{path} is no checkpoint of a training: {advice}")
         why = ""
@@ -337,6 +349,7 @@ class Run:
                 self.average.load_state_dict(state["average"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
+            self.best = state["best"] and Best(**state["best"])
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is of another training ({one_line(error)[:160]}): {advice}") from error
         return int(state["step"]), float(state["seconds"])
@@ -410,7 +423,11 @@ class Run:
         """Log held-out figures and a sample, of the averaged weights if there are any."""
         path = self.out / "samples" / f"{self.done:07d}.png"
         with self._final_weights(), torch.no_grad():
-            self.log.report({f"held_out_{name}": value for name, value in self.task.evaluate().items()})
+            figures = self.task.evaluate()
+            self.log.report({f"held_out_{name}": value for name, value in figures.items()})
+            if self.task.best and figures[self.task.best] > (self.best.value if self.best else -math.inf):
+                weights = [weight.detach().to("cpu", copy=True) for weight in self.trained]
+                self.best = Best(figures[self.task.best], self.done, weights)
             self.task.sample(path)
         self.log.show(path)
 
@@ -420,6 +437,7 @@ class Run:
             "task": self.task.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": self.average and self.average.state_dict(),
+            "best": self.best and vars(self.best),
             "step": self.done,
             "seed": self.config.seed,
             "source": self.source,
@@ -433,27 +451,30 @@ class Run:
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def export(self) -> None:
-        """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""
-        with self._final_weights():
+        """Write the trained component, of the best weights, the averaged or the last ones, and the schedule as run."""
+        with self._final_weights(self.best):
             self.task.export(self.out)
         decay = round(self.config.decay * self.done / self.config.steps)
         loop = dataclasses.replace(self.config, steps=self.done, decay=decay)
         before = trained_steps(self.init) if self.init else 0
-        facts = {"loop": dataclasses.asdict(loop), "seconds": round(self.elapsed, 1)}
+        facts: dict[str, Any] = {"loop": dataclasses.asdict(loop), "seconds": round(self.elapsed, 1)}
+        if self.best:
+            facts["best"] = {"step": self.best.step, f"held_out_{self.task.best}": self.best.value}
         if before is not None:
-            facts["steps"] = before + self.done
+            facts["steps"] = before + (self.best.step if self.best else self.done)
         # the component keeps it when it moves into a model's folder
         for folder in (self.out, *(path.parent for path in self.out.glob(f"*/{CONFIG_NAME}"))):
             write_json(folder / TRAINING_NAME, facts)
 
     @contextmanager
-    def _final_weights(self) -> Iterator[None]:
-        """Let the task be used by the caller alone, in eval mode and with the averaged weights if there are any."""
+    def _final_weights(self, best: Best | None = None) -> Iterator[None]:
+        """Let the task be used by the caller alone, in eval mode, with these weights or the averaged ones, if any."""
         wait([self.ahead])
         self.task.eval()
         own = [weight.data for weight in self.trained]
-        for weight, mean in zip(self.trained, (self.average or self.trained).parameters(), strict=True):
-            weight.data = mean.data
+        final = best.weights if best else (self.average or self.trained).parameters()
+        for weight, mean in zip(self.trained, final, strict=True):
+            weight.data = mean.data.to(weight.device)
         try:
             yield
         finally:
@@ -464,8 +485,9 @@ class Run:
 def run_loop(task: Task, config: LoopConfig, *, out: Path, init: Path | None = None, source: str = "") -> None:
     """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
-    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and all steps,
-    those of `init` included, the component that the training starts from (if it has recorded them). SIGTERM, SIGINT or
+    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and the steps of
+    the exported weights, those of `init` included, the component that the training starts from (if it has recorded
+    them). SIGTERM, SIGINT or
     SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped. `source` names what
     the task learns from; a checkpoint of another is refused.
     """

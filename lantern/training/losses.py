@@ -6,6 +6,8 @@ EAGLE (arXiv:2401.15077): feature regression and cross-entropy. LK losses: accep
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +77,8 @@ class Objective:
 
 @torch.no_grad()
 def measure(batches: Iterable[list[Draft]], tokens: int) -> dict[str, float]:
-    """Return `accepted_i`, E[1 - TV] at depth i, and `hitsK_i`, how often the target's sample is among K drafts.
+    """Return `accepted_i`, E[1 - TV] at depth i, `hitsK_i`, how often the target's sample is among K drafts, and
+    `tokens`, 1 + a_1 + a_1 a_2 + ..., those of a step with one draft a depth, if they are accepted alike everywhere.
 
     The Gumbel noise of an image's tokens is the same at each depth and in each call.
     """
@@ -92,7 +95,9 @@ def measure(batches: Iterable[list[Draft]], tokens: int) -> dict[str, float]:
             for width in WIDTHS:
                 hits = (ranked[..., :width] == sampled).any(-1).float()
                 sums.setdefault(f"hits{width}_{depth}", []).append(hits.flatten())
-    return {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
+    found = {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
+    accepted = [found[name] for name in sums if name.startswith("accepted_")]
+    return {"tokens": 1 + sum(accumulate(accepted, mul)), **found}
 
 
 @torch.no_grad()

@@ -100,6 +100,7 @@ def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> No
     for depth in (1, 2, 3):
         assert figures[f"accepted_{depth}"] == pytest.approx(1.0, abs=1e-5)
         assert figures[f"hits1_{depth}"] == 1.0
+    assert figures["tokens"] == pytest.approx(4.0, abs=1e-4)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -88,6 +88,34 @@ def test_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, changes:
     train(Line(), tmp_path / "broken", **changes)
     whole, broken = weights(tmp_path / "whole"), weights(tmp_path / "broken")
     assert all(torch.equal(whole[k], broken[k]) for k in whole)
+
+
+class Judged(Line):
+    """Its held-out figure is highest in the middle of the training."""
+
+    best = "figure"
+    figures: ClassVar[dict[int, float]] = {10: 1.0, 20: 3.0, 30: 2.0}
+
+    def after_step(self, step: int) -> None:
+        self.done = step + 1
+
+    def evaluate(self) -> dict[str, float]:
+        self.of_step = {**vars(self).get("of_step", {}), self.done: self.net[0].weight.detach().clone()}
+        return {"figure": self.figures[self.done]}
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}])
+def test_weights_of_the_best_held_out_figure_are_exported(tmp_path: Path, changes: dict[str, float]) -> None:
+    whole, broken = Judged(), Judged(kill_at=23)
+    train(whole, tmp_path / "whole", **changes)
+    with pytest.raises(Stopped):
+        train(broken, tmp_path / "broken", **changes)
+    train(Judged(), tmp_path / "broken", **changes)
+    for folder in (tmp_path / "whole", tmp_path / "broken"):
+        assert torch.equal(weights(folder)["net.0.weight"], whole.of_step[20])
+        assert not torch.equal(weights(folder)["net.0.weight"], whole.of_step[30])
+        facts = json.loads((folder / TRAINING_NAME).read_text())
+        assert (facts["steps"], facts["best"]) == (20, {"step": 20, "held_out_figure": 3.0})
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
