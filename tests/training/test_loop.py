@@ -100,12 +100,12 @@ class Judged(Line):
         self.done = step + 1
 
     def evaluate(self) -> dict[str, float]:
-        self.of_step = {**vars(self).get("of_step", {}), self.done: self.net[0].weight.detach().clone()}
+        self.of_step = {**vars(self).get("of_step", {}), self.done: next(self.net.parameters()).detach().clone()}
         return {"figure": self.figures[self.done]}
 
 
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.9}])
-def test_weights_of_the_best_held_out_figure_are_exported(tmp_path: Path, changes: dict[str, float]) -> None:
+def test_weights_of_the_best_held_out_figure_are_exported(tmp_path: Path, changes: dict) -> None:
     whole, broken = Judged(), Judged(kill_at=23)
     train(whole, tmp_path / "whole", **changes)
     with pytest.raises(Stopped):
