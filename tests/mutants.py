@@ -701,6 +701,18 @@ engines/cuda/kernels.py: engines/cuda/test_kernels.py
 - scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)
 + scores = tl.where(inside & (scores != scores), -1e38, scores)
 
+engines/cuda/couple.py: engines/cuda/test_walk.py
+- length = tl.min(tl.where(is_kept, NODES, number), 0)
++ length = tl.min(tl.where(is_kept, NODES, number), 0) + 1
+- is_fresh = is_last | is_redrawn
++ is_fresh = is_last
+- is_fresh = is_fresh | (over_total <= 0.0)
++ is_fresh = is_fresh
+- passed = tl.max(sums, 0)
++ passed = passed
+- rest += tl.where(p > reuse * q, 0.0, q)
++ rest += tl.where(p > reuse * q, q, 0.0)
+
 engines/cuda/walk.py: engines/cuda/test_claimed.py
 - scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
 + scratch = torch.empty(images, 3, size, dtype=torch.float32)

@@ -467,12 +467,17 @@ class Noise:
         """
         if iterations is not None:
             width = positions.shape[1]
-            name = (purpose, lanes, width)
-            if name not in self._uniform:
-                self._uniform[name] = self._uniforms(*name)
             ahead = (positions - iterations[:, None]).clamp(0, width - 1)
-            return self._uniform[name][self._rows, iterations.clamp(0, self.positions - 1)[:, None], ahead]
+            first = iterations.clamp(0, self.positions - 1)[:, None]
+            return self.step_table(lanes, width, purpose)[self._rows, first, ahead]
         return self.uniform_table(lanes, purpose)[self._rows, positions.clamp(0, self.positions - 1)]
+
+    def step_table(self, lanes: int, width: int, purpose: int = Purpose.TEST) -> Float64[Tensor, "b p w lanes"]:
+        """Return the uniforms of `width` tokens in the steps that begin at every token number."""
+        name = (purpose, lanes, width)
+        if name not in self._uniform:
+            self._uniform[name] = self._uniforms(*name)
+        return self._uniform[name]
 
     def uniform_table(self, lanes: int, purpose: int = Purpose.TEST) -> Float64[Tensor, "b p lanes"]:
         """Return the uniforms of every token number."""

@@ -337,7 +337,18 @@ def scores_of(
     VALUES are those of `Sampling.values`.
     """
     at = tl.arange(0, SIZE)
-    inside = at < TOKEN_COUNT
+    return scores_at(
+        *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
+        *(at, at < TOKEN_COUNT, IS_GUIDED, IS_GREEDY),
+    )
+
+
+@triton.jit
+def scores_at(
+    LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride, at, inside,
+    IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr,
+):  # fmt: skip
+    """Return the scores of the tokens `at` of one node, or of one of each of several; -inf where not `inside`."""
     line = image * 2 if IS_GUIDED else image
     source = LOGITS + line.to(tl.int64) * line_stride + node.to(tl.int64) * node_stride + at
     scores = tl.load(source, mask=inside, other=0.0).to(tl.float32)

@@ -22,7 +22,7 @@ from lantern.core.types import Condition, Prompt, Ranker, Sampler, Scores, Verdi
 from lantern.core.weights import Int8Weight, PreparedTarget, WeightCache, is_quantized, on_device, read_in_passes
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda import constant_rows, fused, kernels, relax, rows_of, walk
+from lantern.engines.cuda import constant_rows, couple, fused, kernels, relax, rows_of, walk
 from lantern.engines.cuda.kernels import BlockAttention
 from lantern.engines.pass_times import waves
 from lantern.models.llamagen.transformer import Transformer
@@ -294,12 +294,15 @@ class KernelTarget(PreparedTarget):
         """Walk a tree by one kernel if it can; kernels build in the steps before a capture."""
         if not KernelTarget.walks or not walk.takes(verifier, tree, rows):
             return None
-        if isinstance(rows, LogitRows) and isinstance(verifier, RejectionVerifier | RelaxedVerifier):
+        kinds = RejectionVerifier | RelaxedVerifier | CouplingVerifier
+        if isinstance(rows, LogitRows) and isinstance(verifier, kinds):
             logits, sampling = without_top_p(rows.sampling, rows.logits, rows.places)
             rows = replace(rows, logits=logits, sampling=sampling)
         try:
             if isinstance(verifier, GumbelVerifier):
                 return walk.match(tree, rows)
+            if isinstance(verifier, CouplingVerifier) and verifier.relaxation is None:
+                return couple.couple(verifier, tree, rows)
             if isinstance(verifier, CouplingVerifier):
                 groups = walk.KernelGrouped(**vars(verifier.relaxation))
                 return replace(verifier, relaxation=groups).verify(tree, rows, rows.noise)

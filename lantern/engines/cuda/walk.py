@@ -20,11 +20,13 @@ Values pass between the threads of a program through global memory, with a barri
 # pyright: reportAttributeAccessIssue=false
 
 # ruff: noqa: SIM102, SIM108 (branches on constants are cut when a kernel is compiled, so they stand alone)
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
@@ -476,7 +478,7 @@ def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
 
     Rejection needs logits of at most MOST_TOKENS tokens, tables of noise, and log q of sampled drafts.
     So do rows of `Bounded` and `Mixture`, which `relax.KernelRows` makes for any verifier. In windows a kernel finds
-    the groups of `Grouped`.
+    the groups of `Grouped`, and tests those without a relaxation.
     """
     if not tree.shape.widths or tree.shape.num_nodes > MOST_NODES:
         return False
@@ -485,7 +487,8 @@ def takes(verifier: Any, tree: DraftTree, rows: Any) -> bool:
     if not isinstance(rows, LogitRows) or not isinstance(rows.noise, Noise):
         return False
     if type(verifier) is CouplingVerifier:
-        return type(verifier.relaxation) is Grouped
+        is_tested = tree.log_q is not None and rows.logits.shape[-1] <= MOST_TOKENS
+        return type(verifier.relaxation) is Grouped or (verifier.relaxation is None and is_tested)
     if rows.logits.shape[-1] > MOST_TOKENS:
         return False
     if type(verifier) is RelaxedVerifier:
@@ -512,21 +515,50 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
     return Verdict(path, length, chosen, samples=sampled)
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What `summary_kernel` found of all rows, as a kernel's arguments: what it reads, strides, and constants."""
+
+    read: tuple[Tensor, Tensor, Tensor, Tensor]  # logits, values, bounds, norms
+    strides: tuple[int, int, int]
+    how: dict[str, Any]
+
+
+def summary(rows: LogitRows) -> Summary:
+    """Summarise the rows of all nodes."""
+    sampling, places, device = rows.sampling, rows.places, rows.logits.device
+    images, guided, nodes, tokens = rows.logits.shape
+    logits, strides = spaced(rows.logits)
+    bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
+    norms = torch.empty(images, nodes, 2, dtype=torch.float32, device=device)
+    size = triton.next_power_of_2(tokens)
+    how = {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
+    how |= {"HAS_TOP_K": sampling.has_top_k(tokens)}
+    values, apart = values_of(sampling, device)
+    summary_kernel[(images, nodes)](
+        *(logits, values, places, bounds, norms, sampling.guidance_interval, nodes, places.stride(0), apart, *strides),
+        num_warps=warps_of(size), **how, **unfused(),
+    )  # fmt: skip
+    return Summary((logits, values, bounds, norms), (apart, *strides), how)
+
+
+def warps_of(size: int) -> int:
+    """Return the warps of a program that holds a row of so many tokens."""
+    return min(max(size // 512, 4), 16)
+
+
 def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk: int = CHUNK) -> Verdict:
     """Return the verdict of `verifier.verify`; see `takes` for its trees. Nothing waits for the device.
 
     `chunk` are the tokens of a part of a pass over a row.
     """
-    sampling, noise, logits, places = rows.sampling, rows.noise, rows.logits, rows.places
+    noise, places = rows.noise, rows.places
     assert isinstance(noise, Noise)
-    images, guided, nodes, tokens = logits.shape
-    shape, depth, device, relaxation = tree.shape, len(tree.shape.widths), logits.device, verifier.relaxation
-    logits, strides = spaced(logits)
+    images, _, nodes, tokens = rows.logits.shape
+    shape, depth, device, relaxation = tree.shape, len(tree.shape.widths), places.device, verifier.relaxation
     size = triton.next_power_of_2(tokens)
     path, length, chosen = (torch.empty(n, dtype=torch.long, device=device) for n in ((images, depth), images, images))
     scratch = torch.empty(images, 3, size, dtype=torch.float32, device=device)
-    bounds = torch.empty(images, nodes, dtype=torch.int32, device=device)
-    norms = torch.empty(images, nodes, 2, dtype=torch.float32, device=device)
     cost = distances = table = vectors = None
     near, residual, shared, constant, factor, radii = 0, "", False, 0.0, 0.0, (0.0, 0.0)
     if isinstance(relaxation, ClaimingRule):
@@ -540,29 +572,22 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
         spent = torch.empty(images, depth + 1, dtype=torch.float32, device=device)
         moved = None if distances is None and vectors is None else torch.empty_like(spent)
         cost = Cost(torch.empty(images, depth, dtype=torch.float32, device=device), spent, moved, relaxation.bound)
-    how = unfused() | {"TOKEN_COUNT": tokens, "SIZE": size, "IS_GUIDED": guided > 1, "IS_GREEDY": sampling.is_greedy}
-    how |= {"HAS_TOP_K": sampling.has_top_k(tokens)}
-    how |= {"num_warps": min(max(size // 512, 4), 16)}
-    (values, apart), interval = values_of(sampling, device), sampling.guidance_interval
-    summary_kernel[(images, nodes)](
-        *(logits, values, places, bounds, norms, interval, nodes, places.stride(0), apart, *strides),
-        **how,
-    )
+    found = summary(rows)
     log_q = None if tree.mode == "point" else tree.log_q
     if log_q is not None and log_q.stride(2) != 1:
         log_q = log_q.contiguous()
     lanes = max(shape.widths)
     gumbel = noise.gumbel_table(Purpose.RESIDUAL)
     walk_kernel[(images,)](
-        *(logits, values, bounds, norms, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
+        *(*found.read, log_q, tree.tokens.contiguous(), shape.parents, shape.ranks),
         *(numbers_on(shape.widths, device, torch.int32), places, noise.uniform_table(lanes), gumbel),
         *(table, distances, vectors, scratch, path, length, chosen),
         *((None,) * 3 if cost is None else (cost.relaxed, cost.total_variation, cost.latent_distance)),
-        *(constant, factor, interval, nodes, noise.positions, depth, lanes, near),
+        *(constant, factor, rows.sampling.guidance_interval, nodes, noise.positions, depth, lanes, near),
         *(0 if of is None else of.stride(0) for of in (table, distances)),
         *(*radii, places.stride(0)),
         *(part.stride(0) if part.ndim == 2 else 0 for part in (shape.parents, shape.ranks)),
-        *(apart, *strides),
+        *found.strides,
         *((0, 0) if log_q is None else (log_q.stride(0), log_q.stride(1))),
         CHUNK=min(chunk, size), NODES=triton.next_power_of_2(max(nodes, 2)),
         NEAR=triton.next_power_of_2(max(near + int(residual == "released"), 2)), HAS_NOISE=gumbel is not None,
@@ -570,6 +595,6 @@ def walk(verifier: RejectionVerifier, tree: DraftTree, rows: LogitRows, *, chunk
         IS_RELEASED=residual == "released", IS_COOL=residual == "cool", SHARES=shared,
         HAS_DISTANCES=distances is not None, VECTOR=0 if vectors is None else vectors.shape[1],
         VECTOR_SIZE=1 if vectors is None else triton.next_power_of_2(vectors.shape[1]), num_stages=1,
-        **how,
+        num_warps=warps_of(size), **found.how, **unfused(),
     )  # fmt: skip
     return Verdict(path, length, chosen, cost=cost)

@@ -28,10 +28,11 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.drafters.trees import grown, named
-from lantern.engines.cuda import kernels, relax, walk
+from lantern.engines.cuda import couple, kernels, relax, walk
 from lantern.engines.cuda.fused_eagle import FusedEagle
 from lantern.engines.cuda.target import FusedPass, KernelPass
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.distributions import Bounded, Mixture
@@ -141,6 +142,16 @@ def launch_walk(mode: Any, rule: str, tokens: int) -> None:
     walk.walk(RejectionVerifier(relaxation), tree, rows)
 
 
+def launch_couple(redraw: Any, nodes: int) -> None:
+    noise = Noise([(0, 0)], positions=1024, vocab_size=TOKENS, device=META)
+    noise.step_table = lambda lanes, width: empty(1, 1024, width, lanes, dtype=torch.float64)  # type: ignore[method-assign]
+    shape, log_q = named(f"chain_{nodes - 1}").shape(META), empty(1, nodes, TOKENS, dtype=WIDE)
+    tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, "jacobi", log_q)
+    logits, places = empty(1, LINES, nodes, TOKENS, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
+    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
+    couple.couple(CouplingVerifier(redraw), tree, rows)
+
+
 def launch_relax(rule: str, tokens: int) -> None:
     shape = grown(8, 2).shape(META)
     nodes = empty(1, shape.num_nodes, dtype=WHOLE)
@@ -231,6 +242,8 @@ def launch_all() -> None:
         launch_draft(target, *size)
     for case in RELAXED:
         launch_relax(*case)
+    for redraw in ("coupled", "independent", "reuse"):
+        launch_couple(redraw, 64)
     launch_samples()
     launch_match()
     launch_groups()

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 
-from lantern.engines.cuda import fused, fused_eagle, kernels, relax, walk
+from lantern.engines.cuda import couple, fused, fused_eagle, kernels, relax, walk
 from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -279,7 +279,7 @@ def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -
     found = compiled()
     names = {
         name
-        for module in (kernels, fused, fused_eagle, relax, walk)
+        for module in (kernels, fused, fused_eagle, relax, walk, couple)
         for name in vars(module)
         if name.endswith("_kernel")
     }

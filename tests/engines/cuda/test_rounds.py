@@ -113,6 +113,8 @@ class Operations(TorchDispatchMode):
         ("gumbel-jacobi", 259),
         pytest.param("bounded", 295, marks=SLOW),
         pytest.param("bounded-window", 274, marks=SLOW),
+        ("sjd++", 266),
+        pytest.param("scd", 266, marks=SLOW),
         pytest.param("gsd", 347, marks=SLOW),
         pytest.param("bounded-scd", 306, marks=SLOW),
     ],

@@ -1,5 +1,6 @@
 """Walks of trees by kernels against the verifiers in torch: the same path, token and cost."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.distributions import Mixture
 from lantern.verifiers.relaxations.neighbours import Lantern, LanternPP
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.engines.cuda.walks import DEVICE, IMAGES, KINDS, TOKENS, TREES, check, problem, table, walked
+from tests.engines.cuda.walks import DEVICE, IMAGES, KINDS, TOKENS, TREES, check, couples, problem, table, walked
 
 RULES: tuple[Any, ...] = ((Lantern, {"delta": 0.2}), (LanternPP, {"lambda_": 5.0}))
 
@@ -36,6 +37,13 @@ def test_kernels_decide_as_the_verifiers_do(seeds: Sequence[int]) -> None:
         kind, count = check(seed)
         accepted[kind] += count
     assert min(accepted.values()) > 0
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(16), *(pytest.param(range(n, n + 40), marks=pytest.mark.slow) for n in range(40, 200, 40))]
+)
+def test_a_kernel_couples_windows_as_the_verifier_does(seeds: Sequence[int]) -> None:
+    assert sum(couples(seed, random.Random(seed)) for seed in seeds) > len(seeds)
 
 
 def test_images_may_have_trees_of_their_own_with_gaps() -> None:
@@ -77,7 +85,8 @@ def test_other_verifiers_and_settings_are_left_to_torch() -> None:
     groups = Grouped(torch.zeros(TOKENS, 1))
     assert walk.takes(RejectionVerifier(groups), tree, rows)
     assert not walk.takes(RejectionVerifier(groups), replace(tree, mode="point"), rows)
-    assert not walk.takes(CouplingVerifier(), tree, rows)
+    assert walk.takes(CouplingVerifier(), tree, rows)
+    assert not walk.takes(CouplingVerifier(), replace(tree, log_q=None), rows)
     assert not walk.takes(moved, tree, replace(rows, sampling=Sampling(temperature=0.0)))
     assert not walk.takes(moved, replace(tree, log_q=None), rows)
     own = type("Own", (Mixture,), {})()  # may move p otherwise

@@ -1,7 +1,7 @@
 """Random walks of trees, by kernels and by the verifiers in torch, which must decide alike.
 
-`python -m tests.engines.cuda.walks 10000` compares so many and prints what it found. Cases are numbered: a number gives
-the same case again.
+`python -m tests.engines.cuda.walks 10000` compares so many, and as many windows that are coupled, and prints what it
+found. Cases are numbered: a number gives the same case again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from lantern.core.sampling import HeldSampling, Noise, Sampling
 from lantern.core.types import DraftTree, Verdict
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.trees import StaticTree, grown, named
-from lantern.engines.cuda import relax, walk
+from lantern.engines.cuda import couple, relax, walk
 from lantern.engines.cuda.target import KernelTarget, without_top_p
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -103,7 +103,8 @@ def compare(found: Verdict | None, expected: Verdict) -> int:
     for name in ("path", "length", "next_token", "samples", "log_q"):
         one, other = getattr(found, name), getattr(expected, name)
         assert (one is None) == (other is None), name
-        assert one is None or other is None or torch.equal(one, other), name
+        close: Any = dict.fromkeys(("atol", "rtol"), 1e-5 if name == "log_q" else 0.0)
+        assert one is None or other is None or torch.allclose(one, other, **close), name
     assert (found.cost is None) == (expected.cost is None)
     for name in ("relaxed", "total_variation", "latent_distance") if expected.cost is not None else ():
         one, other = getattr(found.cost, name), getattr(expected.cost, name)
@@ -113,13 +114,14 @@ def compare(found: Verdict | None, expected: Verdict) -> int:
 
 
 def walked(verifier: Any, tree: DraftTree, rows: LogitRows, *, chunk: int | None = None) -> int:
-    """Compare what a target with kernels decides with the verifier; `chunk` is that of `walk.walk`."""
+    """Compare what a target with kernels decides with the verifier; `chunk` are the tokens of a part of a row."""
     assert walk.takes(verifier, tree, rows)
     if chunk is None:
         found = KernelTarget.__new__(KernelTarget).walk(verifier, tree, rows)
     else:
         logits, sampling = without_top_p(rows.sampling, rows.logits, rows.places)
-        found = walk.walk(verifier, tree, replace(rows, logits=logits, sampling=sampling), chunk=chunk)
+        by: Any = couple.couple if isinstance(verifier, CouplingVerifier) else walk.walk
+        found = by(verifier, tree, replace(rows, logits=logits, sampling=sampling), chunk=chunk)
     return compare(found, verifier.verify(tree, rows, rows.noise))
 
 
@@ -193,6 +195,21 @@ def moves(seed: int, choice: random.Random) -> int:
     return walked(RelaxedVerifier(rule, inner), tree, rows)
 
 
+def couples(seed: int, choice: random.Random) -> int:
+    """Coupling in a window. Some rows of q are p's, or twice as much, so that a rejection leaves nothing."""
+    sampling = Sampling(**picked(choice, SAMPLINGS | {"temperature": (0.0, 0.5, 0.9, 1.0, 1.3)}))
+    tree, rows = problem(seed, named(choice.choice(("chain_1", "chain_4", "chain_7"))), "iid", sampling)
+    verifier = CouplingVerifier(choice.choice(("coupled", "independent", "reuse")), reuse=choice.choice((0, 0.5, 2.0)))
+    log_p, generator = rows.log_p(), torch.Generator().manual_seed(seed)
+    assert tree.log_q is not None
+    is_own = (torch.rand(tree.tokens.shape, generator=generator) < 0.3).to(DEVICE)
+    log_q = torch.where(is_own[..., None], log_p + choice.choice((0.0, 0.7)), tree.log_q)
+    drafts = log_q.flatten(0, 1).cpu().exp().multinomial(1, generator=generator).view(tree.tokens.shape).to(DEVICE)
+    tokens = torch.cat([tree.tokens[:, :1], drafts[:, :-1]], 1)
+    tree = replace(tree, mode="jacobi", tokens=tokens, log_q=log_q)
+    return walked(verifier, tree, rows, chunk=choice.choice((None, 64, 128)))
+
+
 KINDS: tuple[Callable[[int, random.Random], int], ...] = (rejects, groups, matches, moves)
 
 
@@ -208,18 +225,19 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    cases, accepted, differing = Counter[str](), Counter[str](), list[int]()
+    cases, accepted, differing = Counter[str](), Counter[str](), 0
     for seed in range(given.first, given.first + given.count):
-        kind = KINDS[seed % len(KINDS)].__name__
-        cases[kind] += 1
-        try:
-            accepted[kind] += check(seed)[1]
-        except AssertionError as error:
-            differing.append(seed)
-            print(f"case {seed} ({kind}): {error}", flush=True)
-    for kind, count in cases.items():
-        print(f"{kind}: {count} cases, {accepted[kind]} accepted tokens")
-    print(f"{len(differing)} of {given.count} differ")
+        for kind in (KINDS[seed % len(KINDS)], couples):
+            name = kind.__name__
+            cases[name] += 1
+            try:
+                accepted[name] += kind(seed, random.Random(seed))
+            except AssertionError as error:
+                differing += 1
+                print(f"case {seed} ({name}): {error}", flush=True)
+    for name, count in cases.items():
+        print(f"{name}: {count} cases, {accepted[name]} accepted tokens")
+    print(f"{differing} of {cases.total()} differ")
 
 
 if __name__ == "__main__":
