@@ -324,6 +324,7 @@ class WeightsDigest:
             values = tensor.detach().flatten()
             some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
             values = some.cpu().numpy().astype("<i2").tobytes()
+            name = name.replace("_orig_mod.", "")  # of torch.compile
             self._parts[name] = f"{name}\0{list(tensor.shape)}\0".encode() + values
 
     def hexdigest(self) -> str:

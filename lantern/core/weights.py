@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 from torch.nn.utils.parametrize import is_parametrized
 
 from lantern.core.config import WEIGHTS, Weights, install_hint
@@ -235,8 +236,9 @@ def left_out(module: Any) -> str | None:
 
 
 def is_foreign(one: nn.Module) -> bool:
-    """Return whether a module has a hook or a replaced forward, or is of another library."""
-    has_hooks = one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one)
+    """Return whether a module has a hook (or all modules have one) or a replaced forward, or is of another library."""
+    own = one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one)
+    has_hooks = own or torch_modules._global_forward_hooks or torch_modules._global_forward_pre_hooks
     return bool(has_hooks) or type(one).__module__.partition(".")[0] not in KNOWN_LIBRARIES
 
 

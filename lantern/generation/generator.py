@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from lantern.core.config import check_number, is_debugging, is_out_of_memory, one_line
+from lantern.core.config import as_number, check_number, is_debugging, is_out_of_memory, one_line
 from lantern.core.sampling import HeldSampling, Sampling
 from lantern.core.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
 from lantern.core.weights import on_device, outside_modes
@@ -100,6 +100,7 @@ def generate(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is {str(model)[:40]!r}, wanted a model, as load_model returns it")
+    batch = as_number(batch)
     check_number("batch", batch, 1, kind=int)
     kept: dict[str, Any] = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
     requested = ready(model, as_requests(requested, seed), with_pixels=with_pixels, **kept)

@@ -576,7 +576,7 @@ class LanternPipeline(DiffusionPipeline):
             progress(step)
             if callback is not None:
                 canvas.add(step)
-                seen = {"tokens": canvas.tokens, "known": step.start + step.counts}
+                seen = {"tokens": canvas.tokens.clone(), "known": step.start + step.counts}
                 callback(self, step.index, int(seen["known"].min()), {name: seen[name] for name in names})
             return self.interrupt
 

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from operator import index
@@ -78,10 +79,11 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
     The first occurrence of a prompt or class is its image 0, the next one its image 1, and so on.
     TypeError for items of other types.
     """
+    seed = as_number(seed)
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TypeError(f"requests are of type {type(items).__name__}, wanted a list of prompts or class labels")
     found, counts = list[Request](), Counter[str | int]()
-    for item in items:
+    for item in map(as_number, items):
         if isinstance(item, Request):
             found.append(item)
             continue
@@ -458,5 +460,6 @@ def _seed(generator: Any) -> int:
     if isinstance(generator, torch.Generator):
         return generator.initial_seed() % 2**63  # torch takes negative seeds too
     if isinstance(generator, SupportsIndex) and not isinstance(generator, bool):
-        return index(generator)
+        with suppress(TypeError):  # of an array
+            return index(generator)
     raise TypeError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")

@@ -132,7 +132,7 @@ class Model:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
-        config, drafter = self.target.config, self.drafter and self.drafter.config
+        config, drafter = self.target.config, None if self.drafter is None else self.drafter.config
         if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
             where = "the VQ" if self.folder is None else self.folder / "vqvae"
             raise ValueError(f"{where} has {self.vq.config.codebook_size} tokens, the transformer {config.vocab_size}")

@@ -19,6 +19,7 @@ from functools import partial
 from html.entities import html5
 from html.parser import HTMLParser
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -227,6 +228,7 @@ def _check_vocabulary(tokenizer: Any, tokens: int, file: Path) -> None:
 
 _MEANS: WeightCache[dict[tuple[str, ...], Tensor]] = WeightCache(lambda _: {})  # of encoded names
 _WIDE: WeightCache[Any] = WeightCache(t5.widened)
+_TOKENIZING = Lock()  # a tokenizer of transformers keeps the lengths of its last call
 
 
 class TextEncoder:
@@ -311,7 +313,7 @@ class TextEncoder:
         spells = type(self.tokenizer.backend_tokenizer.model).__name__ in ("Unigram", "BPE")
         plurals = [word.removesuffix(end) for word in words for end in ("s", "es") if word.endswith(end)]
         for word in (*words, *plurals):
-            ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+            ids = self._tokenized(word, add_special_tokens=False)["input_ids"]
             if any(piece != self.tokenizer.unk_token_id for piece in ids) and (spells or len(ids) == 1):
                 return True
         return False
@@ -327,11 +329,16 @@ class TextEncoder:
 
     def unread(self, prompt: str, slots: int) -> int:
         """Return how many tokens of a prompt, its end included, do not fit into the slots."""
-        return max(len(self.tokenizer(self._caption(prompt), verbose=False)["input_ids"]) - slots, 0)
+        return max(len(self._tokenized(self._caption(prompt), verbose=False)["input_ids"]) - slots, 0)
+
+    def _tokenized(self, text: str | list[str], **how: Any) -> Any:
+        with _TOKENIZING:
+            self.tokenizer.padding_side = "right"
+            return self.tokenizer(text, **how)
 
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
-        unknown, pieces = self.tokenizer.unk_token_id, partial(self.tokenizer, add_special_tokens=False)
+        unknown, pieces = self.tokenizer.unk_token_id, partial(self._tokenized, add_special_tokens=False)
         return prompt if unknown is None else named_emoji(prompt, lambda one: unknown in pieces(one)["input_ids"])
 
     @outside_modes
@@ -353,10 +360,8 @@ class TextEncoder:
             raise ValueError(f"got slots={slots}, batch_size={batch_size}, wanted both at least 1")
         # lone surrogates are no text that a tokenizer takes
         plain = [self._caption(prompt).encode("utf-8", "replace").decode("utf-8") for prompt in prompts]
-        self.tokenizer.padding_side = "right"
-        out = self.tokenizer(
-            plain, max_length=slots, padding="max_length", truncation=True, add_special_tokens=True, return_tensors="pt"
-        )
+        cut: dict[str, Any] = {"max_length": slots, "padding": "max_length", "truncation": True}
+        out = self._tokenized(plain, add_special_tokens=True, return_tensors="pt", **cut)
         ids, mask = (out[name].to(self.model.device) for name in ("input_ids", "attention_mask"))
         rows, mask = [], mask.bool()
         model, size = self.model, sum(map(torch.numel, self.model.parameters()))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrize import register_parametrization
 
 from lantern.cli.doctor import predicted
@@ -121,13 +122,15 @@ def test_weights_whose_memory_was_freed_are_not_read() -> None:
     assert weights_of(linear) != before
 
 
-def test_a_model_that_got_a_hook_runs_through_torch_if_its_engine_was_chosen(embedded: Model) -> None:
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_model_that_got_a_hook_runs_through_torch_if_its_engine_was_chosen(embedded: Model, is_global: bool) -> None:
     assert embedded.engine.reason
     made: dict[str, Any] = {"method": "auto", "with_pixels": False, "callback": lambda step: step.index > 1}
     expected = [picture.tokens for picture in generate(embedded, ["a cat"], **made)]
     seen: list[int] = []
     layers: Any = embedded.target.layers
-    hook = layers[0].register_forward_hook(lambda *_: seen.append(1))
+    hook_on = register_module_forward_hook if is_global else layers[0].register_forward_hook
+    hook = hook_on(lambda *_: seen.append(1))
     try:
         list(generate(embedded, ["a cat"], **made))
         refused(generate, replace(embedded, engine=CpuEngine()), ["a cat"], match="has a forward hook")

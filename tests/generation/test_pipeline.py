@@ -105,6 +105,10 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
     late.save_pretrained(tmp_path / "late")
     assert LanternPipeline.from_pretrained(tmp_path / "late").drafter is not None
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
+    late.transformer, late.drafter = (torch.compile(one, backend="eager") for one in (late.transformer, late.drafter))
+    late.save_pretrained(tmp_path / "late")
+    compiled = call(LanternPipeline.from_pretrained(tmp_path / "late"), method="eagle1").tokens
+    assert torch.equal(compiled, call(late, method="eagle1").tokens)
 
 
 def test_a_saved_pipeline_has_the_words_and_classes_of_its_training(copied: Path, tmp_path: Path) -> None:
@@ -179,9 +183,12 @@ def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline) -> None:
     def watch(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
         assert given is pipe
         seen.append((step, timestep, int((tensors["tokens"] >= 0).sum())))
+        grids.append(tensors["tokens"])
         return tensors
 
+    grids = list[torch.Tensor]()
     found = call(pipe, method="eagle1", callback_on_step_end=watch)
+    assert [int((grid >= 0).sum()) for grid in grids] == [known for _, _, known in seen]
     assert [step for step, _, _ in seen] == list(range(found.stats[0]["steps"]))
     assert seen[-1][1:] == (16, 16) and all(timestep == known for _, timestep, known in seen)
 

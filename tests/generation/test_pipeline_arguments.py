@@ -179,6 +179,7 @@ TYPES: list[tuple[dict[str, Any], str]] = [
     ({"settings": 3}, "settings is of type int"),
     ({"generator": "x"}, "generator is a str, wanted a torch.Generator"),
     ({"generator": True}, "generator is a bool, wanted a torch.Generator"),
+    ({"generator": numpy.array([7])}, "generator is a ndarray, wanted a torch.Generator"),
     ({"callback_on_step_end": 3}, "callback_on_step_end is 3, wanted a function"),
 ]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -74,7 +75,7 @@ def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
 def test_images_are_those_of_the_reading(embedded: Model) -> None:
     wanted = "reads the prompt 'hound' as 'dog', words that it was trained on"
     with pytest.warns(UnknownPromptWarning, match=wanted) as caught:
-        read, plain = generate(embedded, ["hound", "dog"], seed=3, method="plain")
+        read, plain = generate(embedded, ["hound", "dog"], seed=numpy.int64(3), batch=numpy.int64(1), method="plain")
     assert [one.filename for one in caught] == [__file__]
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "as 'dog'" in read.as_dict()["warning"]
