@@ -58,7 +58,7 @@ def check(name: str, target: Any, condition: Condition, images: int, guidance: f
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
-@pytest.mark.parametrize("name", ["plain", "eagle1"])
+@pytest.mark.parametrize("name", ["plain", "eagle1", "sjd"])
 def test_a_graph_gives_the_tokens_of_its_rounds(name: str, weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = decoder_of(name, target_in(), engine=GraphEngine(weights=weights))
     for seed in range(3):
