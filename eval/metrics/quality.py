@@ -283,7 +283,7 @@ def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], ori
         if network:
             find_weights(network, weights)
     except (FileNotFoundError, ConnectionError) as error:
-        return one_line(error)
+        return one_line(error, 2000)  # a command that it names is whole
     lacking = [package for package in NETWORKS[metric.judge][1] if installed(package) is None]
     return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 

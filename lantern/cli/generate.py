@@ -540,7 +540,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add an option for each setting of a method, which --help leaves to `lantern methods NAME`."""
     hidden: dict[str, Any] = {"dest": "settings", "action": "append", "help": argparse.SUPPRESS}
     for label, flag in SETTINGS.items():
-        parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
+        try:
+            parser.add_argument(flag, type=lambda text, label=label: (label, text), **hidden)
+        except argparse.ArgumentError:
+            names = [name for name, one in METHODS.items() if flag in {option.flag for option in one.options.values()}]
+            fault = f"{flag} of method {names[0]} is an option of lantern-generate too"
+            raise ValueError(f"{fault}: give the setting another name") from None
 
 
 COMMAND = command(generate, is_brief=True, more=add_settings)

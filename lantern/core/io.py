@@ -147,6 +147,11 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return read_json_object(Path(folder) / CONFIG_NAME)
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a tensor without what `torch.compile` adds for modules that it compiled."""
+    return name.replace("_orig_mod.", "")
+
+
 def save_component(
     state: Mapping[str, Tensor],
     config: Mapping[str, object] | object,
@@ -166,7 +171,7 @@ def save_component(
     stored, storages = dict[str, Tensor](), set[int]()
     for name, tensor in state.items():
         own = _own_storage(tensor, dtype)
-        stored[name] = own.clone() if own.untyped_storage().data_ptr() in storages else own
+        stored[plain_name(name)] = own.clone() if own.untyped_storage().data_ptr() in storages else own
         storages.add(own.untyped_storage().data_ptr())
     folder = Path(folder)
     with (
@@ -324,7 +329,7 @@ class WeightsDigest:
             values = tensor.detach().flatten()
             some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
             values = some.cpu().numpy().astype("<i2").tobytes()
-            name = name.replace("_orig_mod.", "")  # of torch.compile
+            name = plain_name(name)
             self._parts[name] = f"{name}\0{list(tensor.shape)}\0".encode() + values
 
     def hexdigest(self) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lantern.core.types import DraftTree, TreeShape, Verdict, ancestors_of
 from lantern.decoding.loop import State
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Relaxed, Ruling, UnderTest
 from lantern.verifiers.relaxed import RelaxedVerifier
 
 MOST_OFF = 1e-2  # by which a sum of probabilities may differ from 1
@@ -26,6 +26,9 @@ class CheckedState(State):
             checked = CheckedRelaxation(self.verifier.relaxation)
             self.verifier = copy(self.verifier)
             object.__setattr__(self.verifier, "relaxation", checked)  # a subclass may have other arguments
+        elif isinstance(rule := vars(self.verifier).get("relaxation"), Acceptance):
+            self.verifier = copy(self.verifier)
+            object.__setattr__(self.verifier, "relaxation", checked_acceptance(rule))
         self.checked_shape: TreeShape | None = None
 
     def propose(self) -> DraftTree:
@@ -122,6 +125,24 @@ class CheckedRelaxation(Relaxation):
         if not torch.allclose(spent[is_inner], found.total_variation.to(spent.dtype)[is_inner], atol=MOST_OFF):
             raise ValueError(f"{name} returned a total variation that is not that of r and p")
         return found
+
+
+def checked_acceptance(rule: Acceptance) -> Acceptance:
+    """Return a copy of a rule with a look at what it rules: ValueError for what are no masses."""
+    checked, name = copy(rule), type(rule).__name__
+
+    def judge(trial: UnderTest) -> Ruling:
+        found = rule.judge(trial)
+        if not isinstance(found, Ruling) or (found.mass.shape, found.left.shape) != (trial.own_p.shape, trial.p.shape):
+            tokens, size = trial.p.shape
+            raise ValueError(f"{name} returned no Ruling with a mass and a row of {size} for each of {tokens} tokens")
+        for what, one in (("a mass", found.mass), ("what is left", found.left)):
+            if not bool(((one >= 0) & (one < torch.inf)).all()):  # NaN is not either
+                raise ValueError(f"{name} returned {what} that is negative or not finite")
+        return found
+
+    object.__setattr__(checked, "judge", judge)
+    return checked
 
 
 def check_sums(log_p: Tensor, what: str) -> None:

@@ -312,8 +312,9 @@ def with_warnings(
     for kind, text in dict.fromkeys(text for one in requested if one.warning is None for text in one.texts):
         shown, read = f"{kind} {text[:40]!r}", model.read(text) if kind == KINDS[0] else text
         if read != text:
-            line = f"model {model.name} reads the {shown} as {read[:40]!r}, words that it was trained on"
             readings[text] = read
+        if read != text and not model.untrained_words(read):
+            line = f"model {model.name} reads the {shown} as {read[:40]!r}, words that it was trained on"
         elif not model.text.knows(text):
             line = f"no word of the {shown} is in the vocabulary of model {model.name}: its effect is arbitrary"
         elif kind == KINDS[0] and not model.has_trained_word(text):

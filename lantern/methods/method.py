@@ -163,8 +163,11 @@ ADD_ONS: dict[str, AddOn] = {}
 
 
 def add_on(name: str, module: str, network: str, config: str, **fields: Any) -> None:
-    """Declare an add-on by the module and the names of its network and config."""
-    ADD_ONS[name] = AddOn(name, f"{module}:{network}", f"{module}:{config}", **fields)
+    """Declare an add-on by the module and the names of its network and config; ValueError for another one's name."""
+    made = AddOn(name, f"{module}:{network}", f"{module}:{config}", **fields)
+    if (before := ADD_ONS.get(name, made)).path != made.path:
+        raise ValueError(f'add-on "{name}" is declared by {before.path} already: give another name')
+    ADD_ONS[name] = made
 
 
 @dataclass(frozen=True)
@@ -438,8 +441,10 @@ def method(
     """Declare a method of the function's name and docstring.
 
     Options are its parameters with `opt` as their default, and those of `groups`. Other parameters with a default can
-    be set by presets only.
+    be set by presets only. TypeError for `@method` without parentheses.
     """
+    if any(map(callable, groups)):
+        raise TypeError("a method is declared by @method without parentheses, wanted @method()")
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(function).parameters.values()
@@ -470,11 +475,16 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
 
 
 def _add(one: Method) -> None:
-    """Add a method to METHODS; ValueError for a name that another one has, and for a default that is not legal."""
+    """Add a method to METHODS; ValueError for a name of another one, and for a name or a default that is not legal."""
+    if not re.fullmatch(r"[\w+.-]+", one.name):
+        raise ValueError(f'method "{one.name}" has a name that is not of letters, digits, +, - and .: give another one')
     sources = [(each.function.__module__, each.function.__qualname__) for each in (one, METHODS.get(one.name, one))]
     if sources[0] != sources[1]:
         raise ValueError(f'method "{one.name}" is declared by {".".join(sources[1])} already: give another name')
     for option in one.options.values():
+        if not isinstance(option.default, bool | int | float | str):
+            kind = type(option.default).__name__
+            raise ValueError(f"{option.name} of {one.name} is {kind}, wanted a number, a text, True or False")
         option.check(option.default)
     METHODS[one.name] = one
 

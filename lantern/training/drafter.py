@@ -295,7 +295,7 @@ class DrafterTask(Task):
         if config.unroll >= (tokens := target.config.block_size):
             raise ValueError(f"unroll is {config.unroll}, wanted fewer than the {tokens} tokens of an image")
         self.frozen = (target.requires_grad_(False).eval(),)
-        self._source = source
+        self._source, self.judged_by = source, repr((config.unroll, config.held_out, config.sampling))
         self.batch_tokens = config.batch * target.config.block_size
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples, Tensor]:
@@ -320,15 +320,23 @@ class DrafterTask(Task):
         # guided logits rounded to bf16 would be another distribution
         with torch.no_grad(), torch.autocast(examples.tokens.device.type, enabled=False):
             p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
-        made = []
+        made, name = list[Draft](), type(self.drafter).__name__
         read = examples if rows is None else replace(examples, rows=rows)
         for predicted in self.drafter.training_predictions(read, self.config.unroll):
             if predicted.rows is not None:
                 logits = self._logits(predicted.rows, examples)
             elif (logits := predicted.logits) is None:
-                assert predicted.features is not None
+                if predicted.features is None:
+                    raise ValueError(f"{name} predicted no rows, logits or features at depth {predicted.depth}")
                 logits = self._head(predicted.features)
+            wanted = [len(p), len(predicted.places), p.shape[2]]
+            if list(logits.shape) != wanted:
+                raise ValueError(
+                    f"{name} predicted logits of shape {list(logits.shape)} at depth {predicted.depth}, wanted {wanted}"
+                )
             made.append(Draft(predicted, p[:, predicted.places], self.sampling.filtered(logits)))
+        if not made:
+            raise ValueError(f"{name} predicted nothing, wanted {self.config.unroll} depths")
         return made
 
     @property

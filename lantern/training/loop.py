@@ -117,7 +117,7 @@ class Task(nn.Module):
     `config` are its settings, with `lr` and `weight_decay` unless it has `optimizers` of its own. `frozen` are modules
     that a task only reads: they move to the task's device and are in no checkpoint. `batch_tokens` is the number of
     tokens in a batch, 0 where there are none. `best` names the held-out figure by which weights are exported, those
-    with the largest; the last ones if it is "".
+    with the largest; the last ones if it is "". `judged_by` are settings that change the figure.
     """
 
     config: Any
@@ -125,6 +125,7 @@ class Task(nn.Module):
     frozen: tuple[nn.Module, ...] = ()
     batch_tokens: int = 0
     best: ClassVar[str] = ""
+    judged_by: str = ""
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers, called once, with the peak learning rates: AdamW over what has gradients."""
@@ -181,9 +182,10 @@ def keep_freed_memory() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """Weights of a step, on the CPU, and their held-out figure."""
+    """Weights of a step, on the CPU, their held-out figure and the task's `judged_by`."""
 
     value: float
+    judged_by: str
     step: int
     weights: list[Tensor]
 
@@ -329,7 +331,7 @@ class Run:
             state = read_pickled(path)
         except ValueError as error:
             raise ValueError(f"{error}: {advice}") from error
-        names = {"task", "optimizers", "average", "best", "step", "seed", "seconds", "source"}
+        names = {"task", "optimizers", "average", "step", "seed", "seconds", "source"}
         if not isinstance(state, dict) or names - set(state):
             raise ValueError(f"{path} is no checkpoint of a training: {advice}")
         why = ""
@@ -349,7 +351,8 @@ class Run:
                 self.average.load_state_dict(state["average"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            self.best = state["best"] and Best(**state["best"])
+            if (best := state.get("best")) and best["judged_by"] == self.task.judged_by:
+                self.best = Best(**best)
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is of another training ({one_line(error)[:160]}): {advice}") from error
         return int(state["step"]), float(state["seconds"])
@@ -427,7 +430,7 @@ class Run:
             self.log.report({f"held_out_{name}": value for name, value in figures.items()})
             if self.task.best and figures[self.task.best] > (self.best.value if self.best else -math.inf):
                 weights = [weight.detach().to("cpu", copy=True) for weight in self.trained]
-                self.best = Best(figures[self.task.best], self.done, weights)
+                self.best = Best(figures[self.task.best], self.task.judged_by, self.done, weights)
             self.task.sample(path)
         self.log.show(path)
 
@@ -487,9 +490,8 @@ def run_loop(task: Task, config: LoopConfig, *, out: Path, init: Path | None = N
 
     Writes log.jsonl, events/, samples/, checkpoint.pt and training.json: the schedule as it was run, and the steps of
     the exported weights, those of `init` included, the component that the training starts from (if it has recorded
-    them). SIGTERM, SIGINT or
-    SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped. `source` names what
-    the task learns from; a checkpoint of another is refused.
+    them). SIGTERM, SIGINT or SIGHUP ends the run after a step with a checkpoint and without an export, and raises
+    Stopped. `source` names what the task learns from; a checkpoint of another is refused.
     """
     with Stopping() as stopping, stopping.shield():
         begun_from = () if init is None else sorted(path for path in init.iterdir() if path.suffix in WEIGHTS)

@@ -426,7 +426,7 @@ class Names:
         self.text, self.words, self.names = text, frozenset(words), tuple(names)
         self._nouns = frozenset(WORD.findall(name)[-1] for name in self.names)
         plurals = "|".join(map(re.escape, filter(PLURAL.search, self.names))) or "(?!)"
-        self._pair = re.compile(rf"\b(?:an? +)?pair +of +(?=(?:[\w-]+ +){{0,2}}(?:{plurals})\b)", re.IGNORECASE)
+        self._pair = re.compile(rf"\b(?:an? +)?pair +of +(?=(?:[\w-]+ +)?(?:{plurals})(?![\w-]))", re.IGNORECASE)
 
     def reading(self, prompt: str) -> str:
         """Return a prompt whose unknown words are replaced by the name of the nearest meaning.
@@ -434,7 +434,9 @@ class Names:
         Words stay if all are known, if one of them is the last one of a name (the prompt has a subject then), and if
         no name is near. "a pair of scissors" is one thing, and read as its name.
         """
-        prompt = self._pair.sub("", prompt)
+        return self._pair.sub("", self._known(prompt))
+
+    def _known(self, prompt: str) -> str:
         found = list(WORD.finditer(prompt.lower()))
         unknown = [word for word in found if len(word[0]) > SHORT and word[0] not in self.words]
         if not unknown or any(word[0] in self._nouns for word in found):

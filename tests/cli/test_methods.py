@@ -1,6 +1,7 @@
 """What the commands say of methods, engines and faults, and the options that choose an engine."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from lantern.cli import doctor
 from lantern.cli.doctor import Finding
-from lantern.cli.generate import advice
+from lantern.cli.generate import SETTINGS, advice
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
 from lantern.cli.options import Placement
@@ -55,6 +56,20 @@ def test_a_setting_is_the_one_that_the_default_engine_uses(capsys: Capture, monk
     assert line.split()[2] == "3" and line.endswith("engine of this machine, elsewhere 16")
     found = answer(capsys, "methods", "gumbel-jacobi", "--json")
     assert {one["name"]: (one["default"], one["here"]) for one in found["settings"]}["window"] == (16, 3)
+
+
+def test_a_setting_named_as_an_option_of_the_command_is_refused(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = replace(METHODS["gumbel-jacobi"].options["window"], name="size")
+    own = replace(METHODS["gumbel-jacobi"], name="mine", options={"size": option})
+    monkeypatch.setitem(METHODS, "mine", own)
+    monkeypatch.setitem(SETTINGS, "size", "--size")
+    assert generate(["--prompt", "a cat"]) == 2
+    assert (
+        "--size of method mine is an option of lantern-generate too: give the setting another"
+        in capsys.readouterr().err
+    )
 
 
 def test_methods_whose_part_the_model_lacks_are_marked(copied: Path, capsys: Capture) -> None:

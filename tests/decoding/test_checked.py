@@ -17,7 +17,7 @@ from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS, find
 from lantern.methods.method import Made, Parts, lazy, method
 from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
+from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Relaxed, Ruling, UnderTest
 from tests.refusals import refused
 from tests.tiny import select
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_condition, tiny_decoder
@@ -47,9 +47,15 @@ class Keep(Relaxation):
         return CHANGES.get("relaxed", lambda relaxed: relaxed)(Relaxed(log_p, zeros))
 
 
+class Claim(Acceptance):
+    def judge(self, trial: UnderTest) -> Ruling:
+        ruling = Ruling(trial.own_p, (trial.p - trial.q).clamp(min=0))
+        return CHANGES.get("ruling", lambda ruling: ruling)(ruling)
+
+
 @pytest.fixture(autouse=True)
 def _wrong() -> Iterator[None]:
-    guess, match, keep = lazy(__name__, "Guess", "Match", "Keep")
+    guess, match, keep, claim = lazy(__name__, "Guess", "Match", "Keep", "Claim")
     rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
     relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
     with patch.dict(METHODS), patch.dict(CHANGES):
@@ -63,6 +69,11 @@ def _wrong() -> Iterator[None]:
         def wrong_relaxed(m: Parts) -> Any:
             """a relaxation that changes nothing, with faults"""
             return guess(m.target, length=3, side="left"), relaxed(keep(), rejection())
+
+        @method(name="wrong-accepted")
+        def wrong_accepted(m: Parts) -> Any:
+            """an acceptance rule that relaxes nothing, with faults"""
+            return guess(m.target, length=3, side="left"), rejection(claim())
 
         yield
 
@@ -117,11 +128,20 @@ RELAXED: dict[str, Callable[[Relaxed], Relaxed]] = {
 }
 
 
+RULINGS: dict[str, Callable[[Ruling], Any]] = {
+    "no Ruling with a mass": lambda _: None,
+    f"no Ruling .* and a row of {VOCAB} for each": new(left=lambda left: left[:, :5]),
+    "a mass that is negative": new(mass=lambda mass: mass - 2),
+    "what is left that is negative or not finite": new(left=lambda left: left * torch.nan),
+}
+
+
 def test_right_parts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(decoded("wrong"), decoded("plain"))
-    relaxed = decoded("wrong-relaxed")
+    relaxed = {name: decoded(name) for name in ("wrong-relaxed", "wrong-accepted")}
     monkeypatch.setattr(Made, "has_foreign", False)
-    assert torch.equal(decoded("wrong-relaxed"), relaxed)  # unchecked
+    for name, tokens in relaxed.items():
+        assert torch.equal(decoded(name), tokens)  # unchecked
 
 
 @pytest.mark.parametrize(
@@ -145,6 +165,7 @@ PARTS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("tree", "wrong", "Guess .*", TREES),
     ("verdict", "wrong", "Match .*", VERDICTS),
     ("relaxed", "wrong-relaxed", "Keep returned a ", RELAXED),
+    ("ruling", "wrong-accepted", "Claim returned ", RULINGS),
 ]
 
 

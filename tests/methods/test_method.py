@@ -205,6 +205,11 @@ def test_wrong_declarations_are_refused() -> None:
     declared = '"eagle1" is declared by lantern.methods.catalogue.eagle1 already'
     refused(preset, "eagle1", "made-up", "s", match=declared)
     refused(method(name="eagle1"), lambda m: Made(), match=declared)
+    refused(method, lambda m: Made(), error=TypeError, match=r"without parentheses, wanted @method\(\)")
+    refused(method(name="own:2"), lambda m: Made(), match='"own:2" has a name that is not of letters')
+    for option in (opt(None), opt((1, 2))):
+        refused(method(name="own"), lambda m, size=option: Made(), match="size of own is .*, wanted a number, a")
+    refused(add_on, "medusa", "mine", "Heads", "Config", match='"medusa" is declared by lantern.* already')
     for made in (None, Parts().target, (METHODS["eagle1"].made.drafter, None)):
         function = method(name="own")(lambda m, made=made: made)
         method(name="own")(function)  # as a cell of a notebook that runs again

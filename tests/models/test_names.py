@@ -32,9 +32,14 @@ READ = {
     "a bunny on the beach": "a rabbit on beach",
     "a pair of scissors": "scissors",
     "A pair of red jeans, 3d": "red jeans, 3d",
+    "a pair of trousers": "jeans",
+    "a pair of qwertz jeans": "qwertz jeans",
 }
 # a subject is known or none is near
-KEPT = ("a pair of cats", "a red apple", "a photograph of a dog", "the government", "xqzzt", "\U0001f436", "")
+KEPT = (
+    *("a pair of cats", "a pair of cats wearing glasses", "a red apple", "a photograph of a dog", "the government"),
+    *("xqzzt", "\U0001f436", ""),
+)
 
 
 @pytest.mark.parametrize(("prompt", "read"), [*READ.items(), *((prompt, prompt) for prompt in KEPT)])
@@ -135,6 +140,7 @@ WARNINGS = {
     **{prompt: NO_TRAINED_WORD for prompt in ("democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq")},
     "hound": "as 'dog', words that it was trained on",
     "a red qwertzon": "has 'qwertzon' of the",
+    "a pair of qwertz jeans": "has 'qwertz' of the",
     "a smiling pomegranate": "has 'pomegranate' of the",
     "the owl's dog, two actors \U0001f9ff": None,
     "a qwertz and xqzzts": "has 'qwertz' or 'xqzzts' of the",

@@ -76,6 +76,8 @@ def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
     for depth in (1, 2, 3):
         narrow, wide, wider = (figures[f"hits{width}_{depth}"] for width in (1, 4, 8))
         assert 0 < narrow < wide < wider <= 1
+    first, second, third = (figures[f"accepted_{depth}"] for depth in (1, 2, 3))
+    assert figures["tokens"] == pytest.approx(1 + first + first * second + first * second * third)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,19 @@ def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> No
     for depth in (1, 2, 3):
         assert figures[f"accepted_{depth}"] == pytest.approx(1.0, abs=1e-5)
         assert figures[f"hits1_{depth}"] == 1.0
-    assert figures["tokens"] == pytest.approx(4.0, abs=1e-4)
+
+
+def test_predictions_without_values_are_refused() -> None:
+    task = task_of()
+    places, shown = torch.arange(1, 16), r"logits of shape \[1, 3, 4\] at depth 2, wanted \["
+    wrong: dict[str, list[Prediction]] = {
+        "no rows, logits or features at depth 1": [Prediction(1, places)],
+        "nothing": [],
+        shown: [Prediction(2, places, logits=torch.zeros(1, 3, 4))],
+    }
+    for reason, made in wrong.items():
+        task.drafter.training_predictions = lambda *_, made=made: made  # type: ignore[method-assign]
+        refused(task.evaluate, match=f"predicted {reason}")
 
 
 @torch.no_grad()

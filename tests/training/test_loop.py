@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -93,8 +93,8 @@ def test_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, changes:
 class Judged(Line):
     """Its held-out figure is highest in the middle of the training."""
 
-    best = "figure"
-    figures: ClassVar[dict[int, float]] = {10: 1.0, 20: 3.0, 30: 2.0}
+    best, judged_by = "figure", "as before"
+    figures: dict[int, float] = {10: 1.0, 20: 3.0, 30: 2.0}  # noqa: RUF012
 
     def after_step(self, step: int) -> None:
         self.done = step + 1
@@ -116,6 +116,11 @@ def test_weights_of_the_best_held_out_figure_are_exported(tmp_path: Path, change
         assert not torch.equal(weights(folder)["net.0.weight"], whole.of_step[30])
         facts = json.loads((folder / TRAINING_NAME).read_text())
         assert (facts["steps"], facts["best"]) == (20, {"step": 20, "held_out_figure": 3.0})
+    other = Judged()
+    other.judged_by = "otherwise"
+    other.figures = {40: 2.5}
+    train(other, tmp_path / "whole", replace(CONFIG, steps=40), **changes)
+    assert json.loads((tmp_path / "whole" / TRAINING_NAME).read_text())["best"]["step"] == 40
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

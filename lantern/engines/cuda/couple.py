@@ -1,8 +1,8 @@
-"""Windows tested by one kernel, one program per node: `CouplingVerifier` without a relaxation, for GPUs.
+"""Windows tested by a kernel, one program per node: `CouplingVerifier` without a relaxation, for GPUs.
 
 Each program repeats the tests of all nodes, which read one number of p and of q each, and so knows the first change.
 Then it makes its own row and sample. A row is read in parts, twice if the node's token changes: once for the sum of
-what it is sampled from, and once for the token at which the running sum exceeds u times that.
+what it is sampled from, and once for the token at which the running sum exceeds u times that; once more for log r.
 """
 
 # Functions below are typed by Triton's compiler, which the type checker does not know.
