@@ -80,7 +80,8 @@ def test_negative_prompts_have_warnings_too(embedded: Model) -> None:
 def test_images_are_those_of_the_reading(embedded: Model) -> None:
     wanted = "reads the prompt 'hound' as 'dog', words that it was trained on"
     with pytest.warns(UnknownPromptWarning, match=wanted) as caught:
-        read, plain = generate(embedded, ["hound", "dog"], seed=numpy.int64(3), batch=numpy.int64(1), method="plain")
+        numbers: dict[str, Any] = {"seed": numpy.int64(3), "batch": numpy.int64(1)}
+        read, plain = generate(embedded, ["hound", "dog"], **numbers, method="plain")
     assert [one.filename for one in caught] == [__file__]
     assert torch.equal(read.tokens, plain.tokens)
     assert read.as_dict()["prompt"] == "hound" and "as 'dog'" in read.as_dict()["warning"]
