@@ -218,7 +218,11 @@ def _state_of(parameter: Tensor) -> tuple[Any, ...]:
     if not place or not parameter.is_cpu or not parameter.is_contiguous():
         return state
     size, storage = parameter.nbytes, parameter.untyped_storage()
-    if place + size > storage.data_ptr() + storage.nbytes():  # freed, as in sharded training
+    try:
+        end = storage.data_ptr() + storage.nbytes()
+    except RuntimeError:  # a tensor that several processes share has no memory of its own
+        return state
+    if place + size > end:  # freed, as in sharded training
         return state
     return *state, (ctypes.c_char * size).from_address(place)[:: size // SAMPLED | 1]
 

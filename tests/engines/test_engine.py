@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as processes
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrize import register_parametrization
 
@@ -120,6 +123,19 @@ def test_weights_whose_memory_was_freed_are_not_read() -> None:
     before = weights_of(linear)
     linear.weight.untyped_storage().resize_(0)
     assert weights_of(linear) != before
+
+
+def test_weights_that_processes_share_are_known(tmp_path: Path) -> None:
+    processes.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        linear, mesh = nn.Linear(4, 4), init_device_mesh("cpu", (1,))
+        linear.weight = nn.Parameter(distribute_tensor(torch.zeros(8, 4)[4:], mesh))  # in the memory of another one
+        before = weights_of(linear)
+        assert weights_of(linear) == before
+        linear.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh))
+        assert weights_of(linear) != before
+    finally:
+        processes.destroy_process_group()
 
 
 @pytest.mark.parametrize("is_global", [False, True])
