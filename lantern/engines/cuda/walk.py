@@ -516,7 +516,7 @@ def match(tree: DraftTree, rows: Rows) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RowSummary:
     """What `summary_kernel` found of all rows, as a kernel's arguments: what it reads, strides, and constants."""
 
     read: tuple[Tensor, Tensor, Tensor, Tensor]  # logits, values, bounds, norms
@@ -524,7 +524,7 @@ class Summary:
     how: dict[str, Any]
 
 
-def summary(rows: LogitRows) -> Summary:
+def summary(rows: LogitRows) -> RowSummary:
     """Summarise the rows of all nodes."""
     sampling, places, device = rows.sampling, rows.places, rows.logits.device
     images, guided, nodes, tokens = rows.logits.shape
@@ -539,7 +539,7 @@ def summary(rows: LogitRows) -> Summary:
         *(logits, values, places, bounds, norms, sampling.guidance_interval, nodes, places.stride(0), apart, *strides),
         num_warps=warps_of(size), **how, **unfused(),
     )  # fmt: skip
-    return Summary((logits, values, bounds, norms), (apart, *strides), how)
+    return RowSummary((logits, values, bounds, norms), (apart, *strides), how)
 
 
 def warps_of(size: int) -> int:
