@@ -73,9 +73,14 @@ class Sampling:
         return self.temperature == 0
 
     @property
+    def needs_torch(self) -> bool:
+        """Whether it has filters that compiled samplers leave to torch: all but temperature and top-k."""
+        return self.top_p < 1
+
+    @property
     def form(self) -> tuple[object, ...]:
         """What decides which operations run: settings but their values, of top-k the power of two that bounds it."""
-        return self.rows, self.is_greedy, self.top_p < 1, self.most_kept, self.guidance_interval
+        return self.rows, self.is_greedy, self.needs_torch, self.most_kept, self.guidance_interval
 
     @property
     def most_kept(self) -> int:

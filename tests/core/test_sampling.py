@@ -1,5 +1,5 @@
 import math
-from dataclasses import astuple
+from dataclasses import astuple, fields, replace
 from itertools import product
 
 import numpy as np
@@ -46,6 +46,17 @@ def test_top_p_keeps_the_token_that_exceeds_it_and_comes_after_top_k() -> None:
     assert (distribution(Sampling(guidance=1, top_p=1e-9), logits) > 0).sum() == 1
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (distribution(Sampling(guidance=1, top_k=2, top_p=0.55), logits) > 0).tolist() == [True, False, False, False]
+
+
+OTHER = {"guidance": 2.0, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "guidance_interval": 4}
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Sampling)])
+def test_every_field_is_known_to_compiled_samplers_and_captured_rounds(name: str) -> None:
+    usual, other = Sampling(), replace(Sampling(), **{name: OTHER[name]})
+    assert other.needs_torch == (name not in ("guidance", "temperature", "top_k", "guidance_interval"))
+    assert (other.form, other.settings) != (usual.form, usual.settings)
+    assert (other.untruncated() == usual) == (not name.startswith("guidance"))
 
 
 def test_numbers_of_numpy_become_pythons() -> None:

@@ -112,7 +112,7 @@ class CpuEngine(Engine):
 
     def fuses_plain(self, sampling: Sampling) -> bool:
         """Return whether plain decoding runs in C++: not with top-p."""
-        return sampling.top_p == 1
+        return not sampling.needs_torch
 
     def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
         """Return True."""
@@ -135,7 +135,7 @@ def is_fused(state: State) -> bool:
     is_window = window is not None and (
         rule_of(state) is not None if window.keeps_distributions else type(state.verifier) is GumbelVerifier
     )
-    has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
+    has_all = not state.sampling.needs_torch and state.forced is None and isinstance(state.target, CpuTarget)
     return has_all and (is_plain or is_window or plan_of(state) is not None)
 
 

@@ -305,7 +305,7 @@ class CpuTarget(PreparedTarget):
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
         """Return the sampler in C++, whose tokens have the noise of `noise.gumbel_table`; None for top-p."""
-        if sampling.top_p < 1:
+        if sampling.needs_torch:
             return None
         last = 1 << 30  # interval and top-k are 32-bit integers in C++
         how: dict[str, Any] = {"top_k": min(sampling.top_k, last), "interval": min(sampling.guidance_interval, last)}

@@ -602,7 +602,8 @@ def numbers_on(numbers: tuple[float, ...], device: torch.device, dtype: torch.dt
 def values_of(sampling: Sampling, device: torch.device) -> tuple[Float[Tensor, "..."], int]:
     """Return the values of a sampling, of each image or of all, and the stride of an image."""
     if isinstance(sampling, HeldSampling):
-        return sampling.memory["values"], 4
+        values = sampling.memory["values"]
+        return values, values.stride(0)
     return numbers_on(sampling.settings, device, torch.float32), 0
 
 

@@ -240,7 +240,7 @@ def without_top_p(
 
     torch finds the nucleus: another order of its running sum in fp32 would be another nucleus.
     """
-    if sampling.top_p == 1 or sampling.is_greedy:
+    if not sampling.needs_torch or sampling.is_greedy:
         return logits, sampling
     if logits.shape[1] == 1:
         sampling = replace(sampling, guidance=1.0)
@@ -322,7 +322,7 @@ class KernelTarget(PreparedTarget):
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
         """Return the sampling kernel, None for top-p."""
-        if sampling.top_p < 1:
+        if sampling.needs_torch:
             return None
 
         def best(
