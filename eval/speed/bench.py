@@ -6,7 +6,7 @@ features to tokens, prefill included; text encoding and VQ decoding, the same fo
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -100,7 +100,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "what": "model",
         **about(model),
         "method_specs": specs,
-        "sampling": {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
+        "sampling": asdict(sampling),
         "seed": options.seed,
         "prompts": sha256_of_lines(options.prompts),
         "copy_gbps": rounded(copy_gbps),

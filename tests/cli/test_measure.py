@@ -34,14 +34,16 @@ def test_options_list_all_choices() -> None:
 
 def test_json_is_one_line_and_then_the_table_is_on_stderr(model: str, tmp_path: Path, capsys: Capture) -> None:
     out, before = tmp_path / "bench.json", torch.get_num_threads()
+    how = ["--threads", "1", "--guidance-interval", "5"]
     try:
-        assert main(["bench", "--model", model, *QUICK, "--json", "--out", str(out), "--threads", "1"]) == 0
+        assert main(["bench", "--model", model, *QUICK, *how, "--json", "--out", str(out)]) == 0
     finally:
         torch.set_num_threads(before)
     output = capsys.readouterr()
     (line,) = output.out.splitlines()
     figures = json.loads(line)
     assert figures["races"][0]["results"][0]["claim"] is None and figures["surroundings"]["threads"] == 1
+    assert figures["sampling"]["guidance_interval"] == 5
     assert out.read_text(encoding="utf-8") == line + "\n" and list(tmp_path.iterdir()) == [out]
     assert "no claim" in output.err and "images/s" in output.err
     assert main(["bench", "--model", model, *QUICK]) == 0
