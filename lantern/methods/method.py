@@ -148,10 +148,15 @@ class AddOn:
 
     @property
     def command(self) -> str:
-        """The command that trains it. MODEL is the model's folder; what comes out belongs into `folder`."""
+        """The command that trains it. MODEL is the model's folder; what comes out belongs into `folder`.
+
+        FILE.py declares a network of another package, which has no config in lantern.
+        """
         if self.training == "drafter":
+            is_own = self.path.startswith("lantern.")
+            start, which = ("lantern", f"kind {self.name}") if is_own else ("python FILE.py", "config CONFIG.json")
             return (
-                f"lantern train drafter --kind {self.name} --data DATA --target MODEL/transformer "
+                f"{start} train drafter --{which} --data DATA --target MODEL/transformer "
                 "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT"
             )
         if self.training == "policy":

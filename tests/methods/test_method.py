@@ -167,6 +167,7 @@ def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
     assert "made-up-trained" in kinds() and find("made-up-trained").made.needs == ("made-up-trained",)
+    assert "python FILE.py train drafter --config CONFIG.json" in ADD_ONS["made-up-trained"].command
     toy = tiny_part("made-up-trained", TARGET)
     save_component(toy.state_dict(), toy.config, tmp_path / "parts" / "made-up-trained")
     trained = AddOns(tmp_path, TARGET, model_name="toy")
