@@ -70,10 +70,16 @@ def digest_of(target: Any) -> str | None:
 
 
 def new_module(kind: str, target: Any, changes: dict[str, Any], *, seed: int) -> Trainee:
-    """Return a new module for a target; `changes` are fields of its config, ValueError for unknown ones."""
+    """Return a new module for a target; `changes` are fields of its config.
+
+    ValueError for unknown ones, and for a config of another kind, whose folder would not load as this one.
+    """
     entry = find_kind(kind)
     check_fields(entry, changes)
     module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **changes))
+    if module.config.kind != kind:
+        got = f'{entry.config_path} has kind "{module.config.kind}"'
+        raise ValueError(f'{got}, wanted "{kind}", under which it is declared: change one of them')
     module.init_for(target, torch.Generator().manual_seed(seed))
     return module
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from lantern.core.io import load_component, read_config, save_component, weights_digest
 from lantern.drafters.base import Examples, Prediction
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
+from lantern.methods.method import ADD_ONS
 from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.losses import Draft, Objective, acceptance, feature_regression
@@ -187,6 +189,8 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
     assert "did you mean 'eagle1'" in refused(load_kind, "eagle-1", other, tiny_target())
     message = "has 'dims', no field of this kind; did you mean 'dim'"
     refused(new_module, "eagle1", tiny_target(), {"dims": 8}, seed=0, match=message)
+    with patch.dict(ADD_ONS, own=replace(ADD_ONS["medusa"], name="own")):
+        refused(new_module, "own", tiny_target(), {}, seed=0, match='MedusaConfig has kind "medusa", wanted "own"')
 
 
 def test_settings_out_of_range_are_refused() -> None:
