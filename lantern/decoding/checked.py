@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, TreeShape, Verdict, ancestors_of
+from lantern.core.types import DraftTree, TreeShape, Verdict, Verifier, ancestors_of
 from lantern.decoding.loop import State
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Relaxed, Ruling, UnderTest
 from lantern.verifiers.relaxed import RelaxedVerifier
@@ -97,6 +97,9 @@ class CheckedState(State):
             raise ValueError(f"{name} returned a path that is none of the tree: {found.path.tolist()}"[:200])
         if bool(((found.next_token < 0) | (found.next_token >= tokens)).any()):
             raise ValueError(f"{name} returned the tokens {found.next_token.tolist()}, wanted 0 to {tokens - 1}"[:200])
+        is_exact = isinstance(self.verifier, Verifier) and self.verifier.is_exact
+        if found.cost is None and tree.shape.depth > 0 and not is_exact:
+            raise ValueError(f"{name} returned no cost, wanted that of a relaxed test, or is_exact = True in its class")
         if found.cost is not None:
             spent = found.cost.total_variation
             is_tested = torch.arange(spent.shape[1], device=spent.device) <= found.length[:, None]

@@ -176,3 +176,8 @@ PARTS: list[tuple[str, str, str, dict[str, Any]]] = [
 def test_wrong_parts_are_refused(part: str, name: str, message: str, change: Any) -> None:
     CHANGES[part] = change
     refused(decoded, name, match=message)
+
+
+def test_a_verifier_that_is_not_exact_gives_a_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Match, "is_exact", False)
+    refused(decoded, "wrong", match="Match returned no cost, wanted that of a relaxed test, or is_exact = True")
