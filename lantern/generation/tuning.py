@@ -79,8 +79,9 @@ def candidates(
 
 def shapes_of(method: Method, model: Model, max_nodes: int, max_depth: int) -> Iterator[dict[str, Any]]:
     """Yield the windows or the trees to try, as settings; some add-ons draft a limited number of tokens."""
-    if "window" in method.options:
-        yield from ({"window": size} for size in WINDOWS if size <= model.target.config.block_size)
+    if (option := method.options.get("window")) is not None:
+        least, most = option.low or 0, min(option.high or WINDOWS[-1], model.target.config.block_size)
+        yield from ({"window": size} for size in WINDOWS if least <= size <= most)
     elif method.tree is not None:
         deep: list[Any] = [model.add_ons[name] for name in method.made.needs if ADD_ONS[name].limits_depth]
         depth = min([max_depth, *(part.config.depths for part in deep)])

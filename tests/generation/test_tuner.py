@@ -79,6 +79,13 @@ def test_trees_and_windows_keep_to_the_sizes_allowed_and_those_of_the_model(mode
     assert k == {model.target.config.vocab_size - 2}  # of 100
 
 
+def test_windows_keep_to_the_range_of_their_option(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS["gumbel-jacobi"]
+    own = replace(method.options["window"], low=3, high=9, default=4)
+    monkeypatch.setitem(METHODS, "own", replace(method, name="own", options={**method.options, "window": own}))
+    assert [one.settings["window"] for one in candidates(model, names=["own"])] == [4, 8]
+
+
 Scripted = Callable[[Method, int], Timing]
 
 
