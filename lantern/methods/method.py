@@ -32,9 +32,9 @@ DRAFTER = "eagle1"  # the add-on in drafter/
 class Option:
     """A value of a method that a user can change. `low` and `high` are inclusive bounds of numbers.
 
-    The type is that of `default`. `sweep` are the values that tuning tries, gentlest first. `fits`: tokens do not
-    depend on it, and it is chosen for the engine unless the user sets it. `is_share`: a number between 0 and 1 is legal
-    too, as a share.
+    The type is that of `default`. `sweep` are the values that tuning tries, gentlest first. `fits`, of a window:
+    tokens do not depend on it, and it is chosen for the engine unless the user sets it. `is_share`: a number between 0
+    and 1 is legal too, as a share.
     """
 
     default: Any
@@ -480,7 +480,7 @@ def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "
 
 
 def _add(one: Method) -> None:
-    """Add a method to METHODS; ValueError for a name of another one, and for a name or a default that is not legal."""
+    """Add a method to METHODS; ValueError for a name of another one, and for a name or a value that is not legal."""
     if not re.fullmatch(r"[\w+.-]+", one.name):
         raise ValueError(f'method "{one.name}" has a name that is not of letters, digits, +, - and .: give another one')
     sources = [(each.function.__module__, each.function.__qualname__) for each in (one, METHODS.get(one.name, one))]
@@ -490,7 +490,10 @@ def _add(one: Method) -> None:
         if not isinstance(option.default, bool | int | float | str):
             kind = type(option.default).__name__
             raise ValueError(f"{option.name} of {one.name} is {kind}, wanted a number, a text, True or False")
-        option.check(option.default)
+        for value in (option.default, *option.sweep):
+            option.check(value)
+        if option.fits and option.name != "window":
+            raise ValueError(f"{option.name} of {one.name} has fits, by which a window is chosen: name it window")
     METHODS[one.name] = one
 
 

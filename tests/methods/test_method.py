@@ -210,6 +210,9 @@ def test_wrong_declarations_are_refused() -> None:
     refused(method(name="own:2"), lambda m: Made(), match='"own:2" has a name that is not of letters')
     for option in (opt(None), opt((1, 2))):
         refused(method(name="own"), lambda m, size=option: Made(), match="size of own is .*, wanted a number, a")
+    wrong = {"size is 9, wanted a number from 0 to 1": opt(0.5, 0, 1, sweep=(9,)), "name it window": opt(4, fits=True)}
+    for message, option in wrong.items():
+        refused(method(name="own"), lambda m, size=option: Made(), match=message)
     refused(add_on, "medusa", "mine", "Heads", "Config", match='"medusa" is declared by lantern.* already')
     for made in (None, Parts().target, (METHODS["eagle1"].made.drafter, None)):
         function = method(name="own")(lambda m, made=made: made)
