@@ -77,12 +77,13 @@ def suited(model: Model, method: Method) -> Method:
 
     A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
     there a pass takes as long as its tokens, unless the processor computes faster than it reads weights. The engine
-    measures which is the case (`lantern.engines.pass_times`).
+    measures which is the case (`lantern.engines.pass_times`). The window stays in the range of its option.
     """
     if not (model.engine.fits_windows and any(one.fits for one in method.options.values())):
         return method
     window = best_window(pass_times(model.engine, model.target), model.tokens_per_step or TOKENS)
-    return method.with_options(window=window)
+    option = method.options["window"]
+    return method.with_options(window=int(max(min(window, option.high or window), option.low or 0)))
 
 
 def has_parts(model: Model, method: Method) -> bool:

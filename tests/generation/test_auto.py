@@ -59,6 +59,17 @@ def test_windows_shrink_with_the_batch(model: Model, monkeypatch: pytest.MonkeyP
     assert found.name == "gumbel-jacobi" and found.settings["window"] == window
 
 
+@pytest.mark.parametrize(("low", "high", "window"), [(5, 9, 9), (20, None, 20), (2, None, 16)])
+def test_a_chosen_window_is_in_the_range_of_its_option(
+    model: Model, monkeypatch: pytest.MonkeyPatch, low: int, high: int | None, window: int
+) -> None:
+    monkeypatch.setattr(choice, "pass_times", lambda engine, target: dict.fromkeys(NODES, 1.0))
+    method = METHODS["gumbel-jacobi"]
+    option = replace(method.options["window"], low=low, high=high)
+    own = replace(method, options={**method.options, "window": option})
+    assert choice.suited(replace(model, engine=CpuEngine()), own).settings["window"] == window
+
+
 @pytest.mark.parametrize(
     ("curve", "spec"), [("flat", "gumbel-jacobi"), ("linear", "plain"), ("bent", "gumbel-jacobi:window=4")]
 )
