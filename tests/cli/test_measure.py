@@ -30,6 +30,8 @@ QUICK += ["--methods", "eagle1", "--quiet"]
 def test_options_list_all_choices() -> None:
     assert set(measure.DTYPES) == set(DTYPES) and set(measure.SHAPES) == set(SIZES)
     assert tuple(METRICS) == measure.METRICS and tuple(sources()) == measure.WEIGHTS
+    page = Path(__file__).parents[2].joinpath("docs/evaluate.md").read_text(encoding="utf-8")
+    assert [name for name in METRICS if f"`{name}`" not in page] == []
 
 
 def test_json_is_one_line_and_then_the_table_is_on_stderr(model: str, tmp_path: Path, capsys: Capture) -> None:
