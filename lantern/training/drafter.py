@@ -341,8 +341,9 @@ class DrafterTask(Task):
                     f"{name} predicted logits of shape {list(logits.shape)} at depth {predicted.depth}, wanted {wanted}"
                 )
             made.append(Draft(predicted, p[:, predicted.places], self.sampling.filtered(logits)))
-        if not made:
-            raise ValueError(f"{name} predicted nothing, wanted {self.config.unroll} depths")
+        depths = [one.predicted.depth for one in made]
+        if not made or depths != [*range(1, len(made) + 1)]:
+            raise ValueError(f"{name} predicted depths {depths}, wanted 1 to {self.config.unroll}, each once")
         return made
 
     @property

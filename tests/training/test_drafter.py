@@ -106,12 +106,13 @@ def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> No
         assert figures[f"hits1_{depth}"] == 1.0
 
 
-def test_predictions_without_values_are_refused() -> None:
+def test_predictions_without_values_or_of_no_depth_are_refused() -> None:
     task = task_of()
     places, shown = torch.arange(1, 16), r"logits of shape \[1, 3, 4\] at depth 2, wanted \["
     wrong: dict[str, list[Prediction]] = {
         "no rows, logits or features at depth 1": [Prediction(1, places)],
-        "nothing": [],
+        r"depths \[\], wanted 1 to 3": [],
+        r"depths \[0\], wanted 1 to 3": [Prediction(0, places, torch.zeros(4, 15, 32))],
         shown: [Prediction(2, places, logits=torch.zeros(1, 3, 4))],
     }
     for reason, made in wrong.items():
