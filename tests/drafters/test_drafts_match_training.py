@@ -26,6 +26,7 @@ from lantern.drafters.heads import (
     group_mask,
 )
 from lantern.drafters.trees import named
+from lantern.training.drafter import kinds
 from tests.drafters.sampled_trees import drafted, ways, whole_pictures
 from tests.tiny import loose_target, select, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_decoder
@@ -51,6 +52,10 @@ KINDS: list[tuple[str, Any, dict[str, Any]]] = [
     ("vertical", partial(VerticalDrafter, share=0.3), {}),
     ("vertical", partial(VerticalDrafter, share=1.0), {}),
 ]
+
+
+def test_every_kind_that_is_trained_is_here() -> None:
+    assert {kind for kind, *_ in KINDS} == set(kinds())
 
 
 @torch.no_grad()
