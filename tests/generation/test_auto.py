@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,13 @@ def test_windows_shrink_with_the_batch(model: Model, monkeypatch: pytest.MonkeyP
     graphed = replace(model, engine=GraphEngine())
     found = choose_method(graphed, "auto", sampling=Sampling(), batch=batch, report=lambda _: None)
     assert found.name == "gumbel-jacobi" and found.settings["window"] == window
+
+
+def test_a_profile_is_compared_in_every_setting_of_the_sampling() -> None:
+    far = {"guidance": 30.0, "temperature": 5.0, "top_k": 1, "top_p": 0.1, "guidance_interval": 4}
+    assert [*far] == [one.name for one in fields(Sampling)]
+    for name, value in far.items():
+        assert f"measured at {name} " in choice.too_far(replace(Sampling(), **{name: value}), Sampling(), 100)
 
 
 @pytest.mark.parametrize(("low", "high", "window"), [(5, 9, 9), (20, None, 20), (2, None, 16)])
