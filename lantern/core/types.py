@@ -220,8 +220,8 @@ class DraftTree:
 
 # (logits (b r n v), token numbers (b n), width=, purpose=, grid=, total=) -> the best tokens (b n width)
 Sampler = Callable[..., Tensor]
-# the same, purpose None for no noise -> (the best tokens (b n width), log q (b n v))
-Ranker = Callable[..., tuple[Tensor, Tensor]]
+# the same, purpose None for no noise, and spread= -> (the best tokens (b n width), log q (b n v), the tokens' chances)
+Ranker = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,8 @@ class Target:
         """Return a function that ranks children directly from logits and also returns log q, or None.
 
         It takes what the function of `sampler` takes; with `purpose` None tokens are ranked without noise. It returns
-        the best tokens by log q + g `(b n width)` and `sampling.log_probs(logits, places)`, up to rounding.
+        the best tokens by log q + g `(b n width)`, `sampling.log_probs(logits, places)`, up to rounding, and of the
+        best tokens log softmax((log q + g) / `spread`), whose default is 1.
         """
         return None
 

@@ -6,7 +6,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, DraftMode, Prompt, Target
 from lantern.core.weights import left_out
+from lantern.drafters.policies import match_chances
 from lantern.drafters.trees import StaticTree, TreeDrafter
 
 # whose noise ranks the children of a node; none in mode "point"
@@ -110,20 +110,20 @@ class NetworkDrafter(TreeDrafter):
         if self._sampler is not None:
             every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
             return self._sampler(logits, every, width=width, purpose=purpose), None
-        tokens, log_q, _ = self.ranked(logits, places, width)
-        return tokens, log_q
+        return self.ranked(logits, places, width)[:2]
 
     def ranked(
-        self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int
-    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"], Callable[[], Float[Tensor, "b n v"]]]:
-        """Return `children`, always with log q, and what gives their `scores`."""
+        self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"], width: int, spread: float = 1.0
+    ) -> tuple[Int[Tensor, "b n k"], Float[Tensor, "b n v"], Callable[[], Float[Tensor, "b n k"]]]:
+        """Return `children`, always with log q, and what gives their `match_chances` by a spread."""
         if self._ranker is not None:
             every, purpose = places.expand(-1, logits.shape[2]), PURPOSE_OF_MODE.get(self.mode)
-            tokens, log_q = self._ranker(logits, every, width=width, purpose=purpose)
-            return tokens, log_q, partial(self.scores, log_q, places)
+            tokens, log_q, chances = self._ranker(logits, every, width=width, purpose=purpose, spread=spread)
+            return tokens, log_q, lambda: chances
         log_q = self.log_q(logits, places)
         scores = self.scores(log_q, places)
-        return scores.topk(width, dim=-1).indices, log_q, lambda: scores
+        tokens = scores.topk(width, dim=-1).indices
+        return tokens, log_q, lambda: match_chances(scores, spread).gather(-1, tokens)
 
     def log_q(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "*b #n"]) -> Float[Tensor, "b n v"]:
         """Return log q of tokens of these numbers, from logits of all guidance rows or of the guided one."""

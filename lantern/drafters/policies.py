@@ -39,9 +39,9 @@ class Layer:
 
     `places` is the token number of the children, `side` the tokens per row. `reach` is the log
     probability of reaching a node by the policy, `joint` by the scores alone. `near` is the acceptance at the left,
-    upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `make_scores` adds the noise to them,
-    and `tokens` are the candidates; where a policy must not read sampled tokens, scores are `rows` and `tokens` None.
-    What follows from them is computed when it is read.
+    upper and upper right neighbours, from 0 to 1. `rows` are log q of all tokens, `tokens` the candidates, and
+    `make_match` returns their `match`; where a policy must not read sampled tokens, both are None. What follows from
+    them is computed when it is read.
     """
 
     depth: int
@@ -52,14 +52,8 @@ class Layer:
     near: Float[Tensor, "b 3"]
     width: int
     rows: Float[Tensor, "b f v"]
-    make_scores: Callable[[], Float[Tensor, "b f v"]]
+    make_match: Callable[[], Float[Tensor, "b f k"]] | None
     tokens: Int[Tensor, "b f k"] | None
-    spread: float
-
-    @cached_property
-    def scores(self) -> Float[Tensor, "b f v"]:
-        """Log q plus noise."""
-        return self.make_scores()
 
     @cached_property
     def entropy(self) -> Float[Tensor, "b f"]:
@@ -80,8 +74,8 @@ class Layer:
     @cached_property
     def match(self) -> Float[Tensor, "b f k"]:
         """Log probability that a candidate is the target's own sample, by its score."""
-        assert self.tokens is not None
-        return match_chances(self.scores, self.spread).gather(-1, self.tokens)
+        assert self.make_match is not None
+        return self.make_match()
 
 
 @dataclass(frozen=True)

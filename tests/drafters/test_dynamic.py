@@ -58,7 +58,7 @@ class Constant(Policy):
     is_predictable: ClassVar[bool] = True
 
     def chances(self, layer: Layer) -> Float[Tensor, "b f k"]:
-        assert layer.tokens is None and layer.scores is layer.rows
+        assert layer.tokens is None and layer.make_match is None
         return torch.tensor(self.rates).log().expand(*layer.reach.shape, -1)
 
 
@@ -88,14 +88,14 @@ def worth(choices: Sequence[tuple[int, ...]]) -> list[float]:
 def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
     drafter = growing(Eagle2("match"), Growth(nodes=15, width=4, depth=4))
     seen: list[tuple[Tensor, Tensor]] = []
-    expected = drafter._add
+    expected = drafter._candidates
 
-    def spied(found, front, layer, chances):
-        found, front, pick = expected(found, front, layer, chances)
-        seen.append((drafter.known + layer.depth, front.reach))
-        return found, front, pick
+    def spied(front, layer, chances):
+        found = expected(front, layer, chances)
+        seen.append((drafter.known + layer.depth, found[0].values))
+        return found
 
-    drafter._add = spied  # type: ignore[method-assign]
+    drafter._candidates = spied  # type: ignore[method-assign]
     replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS)
     outside = [reach[places >= 16] for places, reach in seen]
     assert sum(map(len, outside)) > 0 and all((reach < STOPPED_BELOW).all() for reach in outside)

@@ -287,9 +287,10 @@ class GrowingDrafter(EagleDrafter):
         nodes, passes = self._next_size()
         features = self._read_pending()
         root, zeros = self._root, torch.zeros_like(self._root)
-        parts, count = [Candidates(root, zeros, zeros.float())], 1
+        certain = zeros.float()
+        parts, count = [Candidates(root, zeros, certain)], 1
         inside = self.known[:, None] + self.held.ahead[:passes] < self.count
-        front = Frontier(zeros, zeros, root, zeros.float(), zeros.float(), root.new_zeros(*root.shape, 0).bool())
+        front = Frontier(zeros, zeros, root, certain, certain, root.new_empty(*root.shape, 0, dtype=torch.bool))
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
@@ -298,23 +299,26 @@ class GrowingDrafter(EagleDrafter):
                 first = front.seen.shape[2] - front.seen.shape[1]
                 features = self._run(above, front.tokens, front.seen, first=first, depth=depth)
             places, near = self._followed(depth), self.held.seen[:, :3]
-            tokens, log_q, make_scores = self.ranked(self._logits(features), places, self.growth.width)
+            logits, growth = self._logits(features), self.growth
+            tokens, log_q, make_match = self.ranked(logits, places, growth.width, growth.spread)
             log_qs.append(log_q)
             if self._reads_traits:
                 near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
-            about = {"depth": depth, "side": self.side, "width": self.growth.width, "spread": self.growth.spread}
+            about = {"depth": depth, "side": self.side, "width": growth.width}
             of_nodes = {"places": places[:, 0], "reach": front.reach, "joint": front.joint, "near": near}
-            layer = shown = Layer(**about, **of_nodes, rows=log_q, make_scores=make_scores, tokens=tokens)
+            layer = shown = Layer(**about, **of_nodes, rows=log_q, make_match=make_match, tokens=tokens)
             if self.policy.is_predictable:
-                shown = dataclasses.replace(layer, make_scores=lambda rows=log_q: rows, tokens=None)
+                shown = dataclasses.replace(layer, make_match=None, tokens=None)
             fronts.append(front)
             layers.append(layer)
             chances = self.policy.chances(shown)
             is_live = (chances > -torch.inf) & inside[:, depth, None, None]
             chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
-            more, front, pick = self._add(count, front, layer, chances)
+            more, joint, pick = self._candidates(front, layer, chances)
             parts.append(more)
             picks.append(pick)
+            if depth + 1 < passes:
+                front = front.below(more, joint, self.held.identity, first=count)
             count += more.count
         found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
@@ -329,11 +333,11 @@ class GrowingDrafter(EagleDrafter):
         traits = self._traits(layers, picks, kept) if self.records_traits else None
         return DraftTree(found.tokens.gather(1, kept), shape, self.mode, below, traits=traits)
 
-    def _add(
-        self, first: int, front: Frontier, layer: Layer, chances: Float[Tensor, "b f k"]
-    ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"] | None]:
-        """Return the candidates of a further depth, numbered from `first`, the next frontier, and which children of
-        this one they are (None: all).
+    def _candidates(
+        self, front: Frontier, layer: Layer, chances: Float[Tensor, "b f k"]
+    ) -> tuple[Candidates, Float[Tensor, "b m"] | None, Int[Tensor, "b m"] | None]:
+        """Return the candidates of a further depth, their joint log probability (None where nothing reads it), and
+        which children of the frontier they are (None: all).
         """
         assert layer.tokens is not None
         values, tokens, joint = (front.reach[..., None] + chances).flatten(1), layer.tokens.flatten(1), None
@@ -344,8 +348,7 @@ class GrowingDrafter(EagleDrafter):
             places = pick = self._picked(values, self.sizes[layer.depth])
             tokens, values = tokens.gather(1, pick), values.gather(1, pick)
             joint = None if joint is None else joint.gather(1, pick)
-        more = Candidates(tokens, places, values)
-        return more, front.below(more, joint, self.held.identity, first=first), pick
+        return Candidates(tokens, places, values), joint, pick
 
     def _picked(self, values: Float[Tensor, "b m"], size: int) -> Int[Tensor, "b k"]:
         """Return the best children of a frontier, `size` at most, in order."""

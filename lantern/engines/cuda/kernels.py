@@ -388,13 +388,13 @@ def least_of(scores, VALUES):
 
 @kernel
 def sample_kernel(
-    LOGITS, VALUES, PLACES, NOISE, OUT, LOG_Q, GRID, TOTAL,
-    interval, nodes, positions, places_stride, place_stride, values_stride, line_stride, node_stride,
+    LOGITS, VALUES, PLACES, NOISE, OUT, LOG_Q, CHANCES, GRID, TOTAL,
+    spread, interval, nodes, positions, places_stride, place_stride, values_stride, line_stride, node_stride,
     grid_stride, width,
     TOKENS: tl.constexpr, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_NOISE: tl.constexpr,
     HAS_TOP_K: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the samples of one node, and with LOG_Q its log-probabilities.
+    """Compute the samples of one node, with LOG_Q its log-probabilities, with CHANCES those of the samples to match.
 
     With GRID the best token is written there at its place; with TOTAL the sum of the scores is added to the image's.
     """
@@ -419,10 +419,18 @@ def sample_kernel(
         row = tl.minimum(tl.maximum(place, 0), positions - 1)
         noise = NOISE + (image * positions + row).to(tl.int64) * TOKENS + at
         scores = scores + tl.load(noise, mask=inside, other=0.0)
+    if CHANCES is not None:
+        largest = tl.max(scores, 0)
+        log_sum = tl.log(tl.sum(tl.exp((scores - largest) / spread), 0))
     scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)  # so that the best are distinct
     for choice in range(0, width):
         best = tl.minimum(tl.argmax(scores, 0), TOKENS - 1)  # where scores are NaN it may be any
-        tl.store(OUT + (image * nodes + node) * width + choice, best.to(tl.int64))
+        place_of_best = (image * nodes + node) * width + choice
+        tl.store(OUT + place_of_best, best.to(tl.int64))
+        if CHANCES is not None:
+            top = tl.max(scores, 0)
+            chance = (top - largest) / spread - log_sum  # pyright: ignore
+            tl.store(CHANCES + place_of_best, tl.where(top > -1e38, chance, float("-inf")))  # pyright: ignore
         if GRID is not None:
             tl.store(GRID + image * grid_stride + place, best.to(tl.int64), mask=choice == 0)
         scores = tl.where(at == best, float("-inf"), scores)
@@ -623,13 +631,16 @@ def sample(
     *,
     width: int = 1,
     log_q: Float[Tensor, "b n v"] | None = None,
+    chances: Float[Tensor, "b n k"] | None = None,
+    spread: float = 1.0,
     grid: Int[Tensor, "b t"] | None = None,
     total: Float[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n k"]:
     """Return the `width` best tokens by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
 
-    Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0. With `grid` the
-    best tokens are written there at `places`, with `total` the sums of guided scores are added to it.
+    Writes the log-probabilities to `log_q`, which is contiguous, if it is given; not at temperature 0. With it
+    log softmax((log p + g) / `spread`) of the best tokens is written to `chances`. With `grid` the best tokens are
+    written there at `places`, with `total` the sums of guided scores are added to it.
     With one row of logits they count as guided. Of equal tokens the lowest comes first, and tokens equal to the k-th
     are kept with it. There is no top-p.
     """
@@ -639,8 +650,8 @@ def sample(
     out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
     size = triton.next_power_of_2(tokens)
     sample_kernel[(images, nodes)](
-        *(logits, values, places, logits if noise is None else noise, out, log_q, grid, total),
-        *(sampling.guidance_interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(logits, values, places, logits if noise is None else noise, out, log_q, chances, grid, total),
+        *(spread, sampling.guidance_interval, nodes, 1 if noise is None else noise.shape[1]),
         *(*places.stride(), apart, *strides),
         *(0 if grid is None else grid.stride(0), width),
         TOKENS=tokens, IS_GUIDED=guided > 1, IS_GREEDY=sampling.is_greedy, HAS_NOISE=noise is not None,

@@ -326,7 +326,7 @@ class KernelTarget(PreparedTarget):
             return None
 
         def best(
-            logits: Tensor, places: Tensor, *, width: int = 1, purpose: int = Purpose.TARGET, **into: Tensor
+            logits: Tensor, places: Tensor, *, width: int = 1, purpose: int = Purpose.TARGET, **into: Any
         ) -> Tensor:
             return kernels.sample(logits, places, noise.gumbel_table(purpose), sampling, width=width, **into)
 
@@ -338,12 +338,14 @@ class KernelTarget(PreparedTarget):
             return None
 
         def ranked(
-            logits: Tensor, places: Tensor, *, width: int, purpose: int | None
-        ) -> tuple[Tensor, Float[Tensor, "b n v"]]:
+            logits: Tensor, places: Tensor, *, width: int, purpose: int | None, spread: float = 1.0
+        ) -> tuple[Tensor, Float[Tensor, "b n v"], Float[Tensor, "b n k"]]:
             log_q = torch.empty(*places.shape, logits.shape[-1], dtype=torch.float32, device=logits.device)
             table = None if purpose is None else noise.gumbel_table(purpose)
             logits, rest = without_top_p(sampling, logits, places)
-            return kernels.sample(logits, places, table, rest, width=width, log_q=log_q), log_q
+            chances, how = log_q.new_empty(*places.shape, width), {"width": width, "spread": spread}
+            best = kernels.sample(logits, places, table, rest, log_q=log_q, chances=chances, **how)
+            return best, log_q, chances
 
         return ranked
 

@@ -14,6 +14,7 @@ from lantern.core.sampling import HeldSampling, Noise, Purpose, Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.base import ranking
+from lantern.drafters.policies import match_chances
 from lantern.drafters.trees import StaticTree
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -224,10 +225,13 @@ def test_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling
         given = sampling.guide(logits, places)[:, None] if is_guided else logits
         log_q = ranks.filtered(given[:, 0]) if is_guided else ranks.log_probs(given, places)
         scores = log_q if purpose is None else log_q + noise.gumbel(places, purpose)
-        best, found = ranker(given, places, width=width, purpose=purpose)
+        best, found, chances = ranker(given, places, width=width, purpose=purpose, spread=1.25)
         ordered = scores.topk(width)
         is_kept = ordered.values > -torch.inf
         assert torch.equal(best[is_kept], ordered.indices[is_kept])
+        assert torch.equal(chances > -torch.inf, is_kept)
+        matched = match_chances(scores, 1.25).gather(-1, best)
+        assert torch.allclose(chances[is_kept], matched[is_kept], atol=1e-5, rtol=0.0)
         assert all(len(set(siblings)) == width for siblings in best.flatten(0, 1).tolist())
         assert torch.equal(found == -torch.inf, log_q == -torch.inf)
         kept = log_q > -torch.inf
