@@ -203,13 +203,13 @@ def candidates() -> list[Path]:
 
 
 def missing() -> str | None:
-    """Return why `library` would have to build, or None if there is a trusted one. Loads and builds nothing."""
+    """Return why `library` would have to build, or None if there is a trusted one that loads. Builds nothing."""
     if library.cache_info().currsize:
         return None
     reason = "the C++ library is not built"
     for path in candidates():
         try:
-            check_trust(path)
+            _load(path)
         except UntrustedError as error:
             reason = f"{path}: {error}"
         else:
