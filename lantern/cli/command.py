@@ -61,6 +61,17 @@ class Command:
     is_brief: bool = False
 
 
+class Unread(io.FileIO):
+    """A file for messages: those that cannot be written, to a pipe or terminal that is gone, are dropped."""
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return how many were written or dropped."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on stderr, naming the nearest valid option."""
 
@@ -115,13 +126,16 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 
     With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals. Whoever reads
     stdout may close it: that is no failure, nor is a stream that was closed from the beginning, nor a character that
-    the terminal's encoding lacks. Each line is written at once.
+    the terminal's encoding lacks, nor a message that stderr does not take. Each line is written at once.
     """
     words = sys.argv[1:] if argv is None else argv
     is_debug = is_debugging() or "--debug" in words
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+    if sys.stderr is sys.__stderr__:
+        unread = io.BufferedWriter(Unread(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(unread, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     try:

@@ -122,10 +122,16 @@ def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("closed", "words", "code"), [(1, "methods", 0), (2, "methods nowhere", 2)])
-def test_a_stream_that_is_closed_takes_nothing_and_stops_nothing(closed: int, words: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("stream", "words", "code"),
+    [
+        (">&-", "methods", 0),
+        *((stream, "methods nowhere", 2) for stream in ("2>&-", "2> /dev/full", "2> >(:)")),
+    ],
+)
+def test_a_stream_that_takes_nothing_stops_nothing(stream: str, words: str, code: int) -> None:
     line = "from lantern.cli.main import main; import sys; code = main(); sys.stdout.encoding, sys.exit(code)"
-    found = called("bash", "-c", f"{sys.executable} -c '{line}' {words} {closed}>&-")
+    found = called("bash", "-c", f"{sys.executable} -c '{line}' {words} {stream}")
     assert (found.returncode, found.stdout, found.stderr) == (code, "", "")
 
 
