@@ -27,7 +27,6 @@ import io
 import math
 import os
 import re
-import select
 import sys
 import traceback
 import types
@@ -61,15 +60,23 @@ class Command:
     is_brief: bool = False
 
 
-class Unread(io.FileIO):
-    """A file for messages: those that cannot be written, to a pipe or terminal that is gone, are dropped."""
+class Stream(io.FileIO):
+    """A standard stream whose text is dropped, without a failure, where `unread` says that nobody can read it."""
+
+    unread: type[OSError] = BrokenPipeError
 
     def write(self, data: Any) -> int:
         """Write bytes; return how many were written or dropped."""
         try:
             return super().write(data)
-        except OSError:
+        except self.unread:
             return len(data)
+
+
+class MessageStream(Stream):
+    """Stderr: what cannot be written, to a terminal that is gone or a disk that is full, stops no command."""
+
+    unread = OSError
 
 
 class Parser(argparse.ArgumentParser):
@@ -130,14 +137,12 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     """
     words = sys.argv[1:] if argv is None else argv
     is_debug = is_debugging() or "--debug" in words
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: `print` would write to the other one
+    for name, kind in (("stdout", Stream), ("stderr", MessageStream)):
+        if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
-    if sys.stderr is sys.__stderr__:
-        unread = io.BufferedWriter(Unread(sys.stderr.fileno(), "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(unread, sys.stderr.encoding, "backslashreplace", line_buffering=True)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
+        elif stream is getattr(sys, f"__{name}__"):
+            raw = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
     try:
         with Stopping() as stopping:
             parser = parser_of(command, prog or f"lantern-{command.name}", words)
@@ -156,10 +161,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
         complain(str(stopped) or "interrupted")
         return stopped.code if isinstance(stopped, Stopped) else INTERRUPTED
     except Exception as error:  # the only place where failures become exit codes
-        is_unread = isinstance(error, BrokenPipeError) and _is_unread()
         _drop_unwritten()
-        if is_unread:
-            return DONE
         if is_debug:
             traceback.print_exc()
         complain(explained(error))
@@ -176,21 +178,6 @@ def outcome(failures: Collection[str]) -> int:
     for failure in failures:
         complain(failure)
     return FAILED if failures else DONE
-
-
-def tell(line: str) -> None:
-    """Print a line on stdout; where nobody reads it any more, the command goes on all the same."""
-    try:
-        print(line)
-    except BrokenPipeError:
-        _drop_unwritten()
-
-
-def _is_unread() -> bool:
-    """Return whether stdout is a pipe that nobody reads any more."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)  # errors are reported unasked
-    return bool(poll.poll(0))
 
 
 def _drop_unwritten() -> None:

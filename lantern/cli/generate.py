@@ -25,7 +25,6 @@ from lantern.cli.command import (
     opt,
     run_command,
     say,
-    tell,
 )
 from lantern.cli.options import MAX_SEED, METHOD, MODEL, OF_MODEL, Distribution, Placement
 from lantern.core.config import read_json_object, resolve_model
@@ -421,7 +420,7 @@ class ImageRun:
             raise FileExistsError(error.errno, why, str(path)) from error
         self.paths.append(path)
         if self.files.has_paths:
-            tell(str(path))
+            print(str(path))
 
     def _save(self, picture: images.Picture) -> images.Picture:
         """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
@@ -449,8 +448,8 @@ class ImageRun:
         row = images.sheet([self._image(comparison.plain), self._image(comparison.other)], columns=2, margin=0)
         self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
         if not self.files.json:
-            tell(f"{request.subject}, seed {request.seed}, image {request.number}")
-            tell("\n".join([*comparison.lines(), f"  {path}"]))
+            print(f"{request.subject}, seed {request.seed}, image {request.number}")
+            print("\n".join([*comparison.lines(), f"  {path}"]))
         return comparison.as_dict() | {"path": str(path)}
 
     def _facts(self, picture: images.Picture) -> dict[str, Any]:
@@ -493,14 +492,14 @@ class ImageRun:
         files, head = self.files, self._head() | {"asked": len(self.requested), "stopped": stopped}
         if files.compare:
             if files.json:
-                tell(json.dumps(head | {"comparisons": done}, allow_nan=False))
+                print(json.dumps(head | {"comparisons": done}, allow_nan=False))
             return
         if self.planned and files.grid is not None:
             self._save_sheet(done)
         if files.tokens is not None:
             tokens = json.dumps([one.grid for one in done] if len(self.requested) > 1 else done[0].grid)
             if files.tokens == STDOUT:
-                tell(tokens)
+                print(tokens)
             else:
                 write_text(files.tokens, f"{tokens}\n")
         if self.recorder is not None and files.record is not None:
@@ -523,10 +522,10 @@ class ImageRun:
                 "paths": paths,
                 "pictures": [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)],
             }
-            tell(json.dumps(head | figures, allow_nan=False))
+            print(json.dumps(head | figures, allow_nan=False))
         elif stopped is None:
             for path in filter(None, (files.tokens, files.record) if files.has_paths else ()):
-                tell(str(path))
+                print(str(path))
             kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
             summary = (
                 f"{figures['tokens']} tokens in {figures['steps']} steps, "

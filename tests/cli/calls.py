@@ -1,4 +1,8 @@
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,17 @@ def error_line(text: str) -> str:
     (line,) = text.splitlines()
     assert line.startswith("lantern: error: ")
     return line
+
+
+@contextmanager
+def unread_stdout(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let stdout be a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as unread:
+        for name in ("stdout", "__stdout__"):
+            patch.setattr(sys, name, unread)
+        yield
 
 
 def record_stages(patch: pytest.MonkeyPatch) -> list[Any]:

@@ -1,8 +1,6 @@
 """What `lantern-generate` makes, prints and reports, with a toy model."""
 
 import json
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from lantern.drafters.records import Records
 from lantern.generation.requests import read_prompts
 from lantern.models.llamagen.text import NAMES_NAME, RECOGNISED_NAME, write_names, write_words
 from lantern.models.llamagen.vqvae import VQVAE
-from tests.cli.calls import Capture, figures, grid, made, printed, refusal
+from tests.cli.calls import Capture, figures, grid, made, printed, refusal, unread_stdout
 from tests.refusals import refused
 from tests.tiny_folder import VQ, save_tiny_model
 
@@ -146,10 +144,7 @@ def test_numbers_of_processes_that_no_launcher_sets(
 
 
 def test_a_run_goes_on_when_nobody_reads_its_paths_any_more(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as unread:
-        monkeypatch.setattr(sys, "stdout", unread)
+    with unread_stdout(monkeypatch):
         assert made(model, "--method", "plain", "-n", "4", "--out", "o") == 0
     assert len(list(Path("o").iterdir())) == 4
 

@@ -10,7 +10,7 @@ from lantern.cli.main import main
 from lantern.methods.method import ADD_ONS
 from lantern.training import stages
 from lantern.training.stages import STAGES, Stage, StageOptions, find_recipe
-from tests.cli.calls import Capture, one_line, printed, record_stages, refused_by
+from tests.cli.calls import Capture, one_line, printed, record_stages, refused_by, unread_stdout
 from tests.refusals import refused
 
 EMOJI = find_recipe("emoji")
@@ -111,6 +111,15 @@ def test_a_kind_names_its_config_and_fits_it(calls: list[Any], tmp_path: Path, c
     policy = ["train", "policy", "--out", folder, "--records", folder]
     for words, config, other in ((given, "drafter-eagle1", "medusa"), (policy, "policy-radar", "c2t")):
         assert f"got --kind {other}" in refused_by(capsys, *words, "--config", config, "--kind", other)
+
+
+def test_a_step_is_run_though_nobody_reads_its_name(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["--only", "data", "--path", str(tmp_path), "--out", str(tmp_path / "o")]
+    with unread_stdout(monkeypatch):
+        assert main(["train", "all", "--config", "small", *given]) == 0
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("stage", ["all", "policy"])
