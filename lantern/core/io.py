@@ -353,9 +353,14 @@ def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def user_cache() -> Path:
-    """Return the cache folder of this user: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern"
+    """Return the cache folder of this user: lantern/ in $XDG_CACHE_HOME or ~/.cache.
+
+    For a user who has neither it is one that nothing can be written to.
+    """
+    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
+    if not os.path.isabs(given):
+        given = f"{home}/.cache" if os.path.isabs(home) else os.devnull
+    return Path(given, "lantern")
 
 
 def _pickle_fault(error: Exception) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from lantern.core import io
 from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, resolve_model
-from lantern.core.io import atomic_write, load_state, read_config, save_component, write_json
+from lantern.core.io import atomic_write, load_state, read_config, save_component, user_cache, write_json
 from tests.eval.workers import files_of_at_most
 from tests.refusals import refused
 
@@ -240,3 +240,18 @@ def test_memory_that_runs_out_is_not_the_fault_of_a_config(tmp_path: Path) -> No
         io.load_component(build, Shape, tmp_path)
     write_json(tmp_path / io.CONFIG_NAME, {"wide": 1 << 30})
     refused(io.load_component, build, Shape, tmp_path, match="has shape")
+
+
+@pytest.mark.parametrize(
+    ("given", "home", "found"),
+    [("/c", "/h", "/c/lantern"), ("c", "/h", "/h/.cache/lantern"), ("", None, "/dev/null/lantern")],
+)
+def test_the_cache_of_a_user_with_and_without_a_home(
+    given: str, home: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container's user is not listed
+    assert str(user_cache()) == found
+    if home is None:
+        refused(write_json, user_cache() / "a", {}, error=NotADirectoryError)
