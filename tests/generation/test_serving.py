@@ -27,12 +27,14 @@ from starlette.datastructures import URL
 from starlette.requests import HTTPConnection
 
 from lantern import __version__
+from lantern.core.process import Stopped, Stopping
 from lantern.core.sampling import Sampling
 from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
 from lantern.generation.images import read_facts
 from lantern.generation.init_image import KeptPart
 from lantern.generation.requests import Request, requests_of_call
+from lantern.generation.serving import app
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
 from lantern.models.folder import Model
@@ -455,6 +457,20 @@ def test_health_is_503_while_a_step_hangs(model: Model, monkeypatch: pytest.Monk
         time.sleep(0.2)
         assert httpx.get(f"{server.url}/health").status_code == 503
         ended.set()
+
+
+def test_a_signal_during_the_first_image_ends_the_model_thread(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[app.Service]()
+
+    def warm_up(service: app.Service) -> None:
+        made.append(service)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(app, "load_model", lambda name: model)
+    monkeypatch.setattr(app.Service, "warm_up", warm_up)
+    with pytest.raises(Stopped), Stopping():
+        app.start("toy", Limits())
+    assert len(made) == 1 and not made[0].worker.is_alive()
 
 
 @pytest.mark.parametrize("drain", [0.1, 60])

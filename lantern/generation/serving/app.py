@@ -48,7 +48,7 @@ from lantern.generation.requests import (
     with_warnings,
 )
 from lantern.generation.requests import Request as ModelRequest
-from lantern.generation.serving.worker import Job, RefusedError, Worker
+from lantern.generation.serving.worker import GRACE, Job, RefusedError, Worker
 from lantern.methods import find
 from lantern.models.folder import Model, load_model
 
@@ -362,7 +362,12 @@ def start(model: str, limits: Limits, **how: Any) -> Service:
     check_requests(loaded, as_requests(["a"]), with_pixels=True)
     service = Service(loaded, limits)
     service.worker.start()
-    service.warm_up()
+    try:
+        service.warm_up()
+    except BaseException:  # a signal too: to exit while the thread computes would abort the process
+        service.worker.give_up("the server stops")
+        service.worker.stop(GRACE)
+        raise
     return service
 
 

@@ -14,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lantern.core.config import one_line
 from lantern.core.process import Stopped, Stopping
 from lantern.generation.serving.app import Service, build_app
+from lantern.generation.serving.worker import GRACE
 
 LOG = logging.getLogger(__name__)
 HEADER_SECONDS = 10.0
 CONNECTIONS = 1024
-GRACE = 5  # seconds to answer the requests that were given up
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -33,6 +33,7 @@ LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no image uses
 CAPTIONS = 64  # prompts whose embeddings are kept
 RETRY = {"Retry-After": "2"}  # seconds after which trying again can help
+GRACE = 5  # seconds to end the requests that were given up
 PATIENCE = 0.01  # seconds of steps between looks at the queue
 
 
