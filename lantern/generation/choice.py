@@ -201,7 +201,7 @@ def _of_profile(model: Model, sampling: Sampling, batch: int, report: Callable[[
         return None
     why = ""
     for path in (model.folder / PROFILE_NAME, cache_folder() / f"{model.weights_digest}.json"):
-        if not path.is_file():
+        if not os.path.isfile(path):  # or in a folder that cannot be read
             continue
         try:
             profile = read_profile(path)

@@ -23,6 +23,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -279,8 +280,8 @@ class Model:
 
 def may_have_profile(folder: Path) -> bool:
     """Return whether `lantern tune` has written a profile into a model's folder, or any one into the user's cache."""
-    cached = (path for path in (user_cache() / "profiles").glob("*.json") if not path.name.startswith("passes-"))
-    return (folder / PROFILE_NAME).is_file() or any(cached)
+    cached = glob("*.json", root_dir=user_cache() / "profiles")  # nothing where it cannot be read
+    return (folder / PROFILE_NAME).is_file() or not all(name.startswith("passes-") for name in cached)
 
 
 @outside_modes

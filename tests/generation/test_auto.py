@@ -255,6 +255,13 @@ def test_a_profile_that_does_not_fit_is_reported_and_not_used(model: Model, chan
     assert method == "gumbel-jacobi None" and output in line and "lantern tune" in line
 
 
+def test_a_cache_that_cannot_be_read_has_no_profile(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "a")  # as that of another user, too long for a name
+    assert reported(model)[0] == "gumbel-jacobi None"
+    write(model, batch=4)
+    assert reported(model)[0] == "gumbel-jacobi None"
+
+
 def test_a_profile_of_similar_sampling_is_used() -> None:
     there = Sampling(guidance=3.0)
     for here in (there, Sampling(guidance=2.0), Sampling(guidance=4.5, temperature=0.9), Sampling(top_k=800)):

@@ -199,7 +199,7 @@ def candidates() -> list[Path]:
     """Return the libraries that exist and suit this processor, the best first."""
     names = [library_name(variant) for variant in supported()]
     places = [folder / name for name in names for folder in (PACKAGED, *folders())]
-    return [path for path in places if path.exists()]
+    return [path for path in places if os.path.exists(path)]  # not where they cannot be read
 
 
 def missing() -> str | None:

@@ -76,6 +76,11 @@ def test_a_library_needs_no_compiler(library: Path, fresh: Path) -> None:
     assert fresh.exists() == (library.parent == fresh)
 
 
+def test_a_cache_that_cannot_be_read_has_no_library(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "a")  # as that of another user, too long for a name
+    assert building.candidates() == [] and fresh not in building.folders()
+
+
 def spoil_bytes(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
