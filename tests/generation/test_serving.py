@@ -490,6 +490,19 @@ def test_images_that_outlast_the_drain_or_a_second_signal_are_answered(
     assert not any(record.exc_info for record in caplog.records)
 
 
+def test_a_body_that_is_late_at_the_end_is_answered(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with Served(model, Limits()) as server:
+        server.server.config.timeout_graceful_shutdown = 1
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10) as client:
+            client.sendall(head + b'Content-Length: 999\r\n\r\n{"pro')
+            while not server.server.server_state.tasks:
+                time.sleep(0.01)
+            server.server.should_exit = True
+            assert client.recv(4096).startswith(b"HTTP/1.1 503")
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_requests_are_logged_and_counted(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

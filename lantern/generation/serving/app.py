@@ -48,7 +48,7 @@ from lantern.generation.requests import (
     with_warnings,
 )
 from lantern.generation.requests import Request as ModelRequest
-from lantern.generation.serving.worker import GRACE, Job, RefusedError, Worker
+from lantern.generation.serving.worker import GRACE, RETRY, Job, RefusedError, Worker
 from lantern.methods import find
 from lantern.models.folder import Model, load_model
 
@@ -395,6 +395,8 @@ class Guard:
                 message = await asyncio.wait_for(receive(), begun + self._limits.arrival - time.monotonic())
             except TimeoutError:
                 raise HTTPException(408, f"the body did not arrive within {self._limits.arrival:g} seconds") from None
+            except asyncio.CancelledError:
+                raise HTTPException(503, "the server stops; send the request again", headers=RETRY) from None
             has_arrived = not message.get("more_body", False)
             return message
 

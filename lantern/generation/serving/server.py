@@ -86,12 +86,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the images under way; after `drain` seconds, or Ctrl-C after another signal that uvicorn handles, they
-        are answered with 503.
+        are answered with 503, as are requests whose bodies have not arrived.
         """
         give_up = partial(self._service.worker.give_up, "the server stops")
         asyncio.get_running_loop().call_later(self.drain, give_up)
         await super().shutdown(sockets)
-        if self.force_exit and (tasks := self.server_state.tasks):
+        if tasks := self.server_state.tasks:
             give_up()
             await asyncio.wait(tasks, timeout=GRACE)
 
