@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -131,16 +132,16 @@ def compile_library(compiler: str, variant: ProcessorKind, folder: Path) -> Path
     """Compile a library and write its record; return its path. CompilerError if the compiler fails."""
     made = folder / library_name(variant)
     command = [compiler, *FLAGS, *LINKED, *variant.options, "-o", str(made), str(SOURCES[0])]
-    run(command)
+    run(command, folder)
     record = {"sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
     record_of(made).write_text(json.dumps(record), encoding="utf-8")
     return made
 
 
-def run(command: list[str]) -> None:
-    """Run a compiler; CompilerError with its first error if it fails."""
+def run(command: list[str], folder: Path) -> None:
+    """Run a compiler with its temporary files in a folder; CompilerError with its first error if it fails."""
     try:
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"TMPDIR": str(folder)})
     except OSError as error:
         raise CompilerError(str(error)) from error
     except subprocess.CalledProcessError as error:
@@ -233,8 +234,10 @@ def folders() -> list[Path]:
     """Return where libraries are looked for: the user's cache, and a private folder for when that is not writable."""
     from lantern.core.io import user_cache
 
-    name = "library" if _user_id() is None else str(_user_id())
-    return [user_cache() / "cpu", Path(tempfile.gettempdir()) / f"lantern-{name}"]
+    name, found = "library" if _user_id() is None else str(_user_id()), [user_cache() / "cpu"]
+    with suppress(FileNotFoundError):  # no folder for temporary files, as in a container that is read-only
+        found.append(Path(tempfile.gettempdir()) / f"lantern-{name}")
+    return found
 
 
 def check_trust(path: Path) -> None:

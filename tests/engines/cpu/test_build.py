@@ -81,6 +81,17 @@ def test_a_cache_that_cannot_be_read_has_no_library(fresh: Path, monkeypatch: py
     assert building.candidates() == [] and fresh not in building.folders()
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_folder_for_temporary_files_the_cache_is_used(
+    library: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building.tempfile, "gettempdir", tmp_path.joinpath("none").stat)
+    assert building.folders() == [fresh] and building.missing() is None
+    show = ["sh", "-c", 'echo "error: $TMPDIR" >&2; exit 1']
+    monkeypatch.setenv("PATH", os.defpath)
+    refused(building.run, show, fresh, error=building.CompilerError, match=f"error: {fresh}$")
+
+
 def spoil_bytes(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
@@ -148,7 +159,7 @@ def test_a_damaged_library_is_built_again_once_and_refused_if_it_stays_damaged(
     assert len(builds) == 1 and "building it again" in caplog.text
 
 
-def written(command: list[str]) -> None:
+def written(command: list[str], folder: Path) -> None:
     """Stand for a compiler that knows no wide vectors."""
     if "-mavx512f" in command:
         raise building.CompilerError("unrecognized option")
