@@ -92,6 +92,7 @@ class CpuEngine(Engine):
         return f"{missing}: `lantern doctor --build` or `--engine cpu` builds it"
 
     def _prepare(self, target: Any) -> Target:
+        build.library()  # compiled before steps are timed
         return CpuTarget(target) if self.amx else PortableTarget(target)
 
     def prepare_part(self, module: Any) -> Any:

@@ -17,7 +17,7 @@ from lantern.engines.cpu import build as building
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import Arena
 from tests.refusals import refused
-from tests.tiny import tiny_target
+from tests.tiny import tiny_target, wide_target
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -74,6 +74,12 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_library_needs_no_compiler(library: Path, fresh: Path) -> None:
     assert building.missing() is None and building.library().lantern_pass
     assert fresh.exists() == (library.parent == fresh)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_library_is_there_before_steps_are_timed() -> None:
+    CpuEngine().prepare(wide_target())
+    assert building.library.cache_info().currsize == 1
 
 
 def test_a_cache_that_cannot_be_read_has_no_library(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
