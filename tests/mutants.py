@@ -746,6 +746,8 @@ engines/cuda/kernels.py: engines/cuda/test_walk.py
 + tl.load(VALUES + 1)
 
 engines/cuda/kernels.py: engines/cuda/test_kernels.py
+- chance = (top - largest) / spread - log_sum
++ chance = top - largest - log_sum
 - bound = least_of(scores, VALUES + image * values_stride)
 + bound = least_of(scores, VALUES)
 

@@ -168,7 +168,8 @@ def launch_samples() -> None:
     place, log_q = empty(1, 1, dtype=WHOLE), empty(1, 4, TOKENS, dtype=WIDE)
     for lines in (1, 2):
         logits = empty(1, lines, 4, TOKENS, dtype=WIDE)
-        kernels.sample(logits, place.expand(1, 4), noise, sampling, width=4, log_q=log_q)
+        how: dict[str, Any] = {"log_q": log_q, "chances": empty(1, 4, 4, dtype=WIDE)}
+        kernels.sample(logits, place.expand(1, 4), noise, sampling, width=4, **how)
     into: dict[str, Any] = {"grid": empty(1, 1024, dtype=WHOLE), "total": empty(1, dtype=WIDE)}
     kernels.sample(empty(1, 2, 1, TOKENS, dtype=WIDE), place, noise, sampling, **into)
 
