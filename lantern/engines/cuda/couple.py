@@ -16,8 +16,8 @@ import triton.language as tl
 
 from lantern.core.types import DraftTree, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import kernel, ordered, scores_at, unfused
-from lantern.engines.cuda.walk import exponentials, summary
+from lantern.engines.cuda.kernels import kernel, unfused
+from lantern.engines.cuda.walk import exponentials, log_p_at, summary
 from lantern.verifiers.coupling import CouplingVerifier
 
 CHUNK = 2048  # tokens of a part of a row
@@ -42,18 +42,12 @@ def couple_kernel(
     is_tested = number < nodes - 1
     places = tl.load(PLACES + image * places_stride + number, mask=is_tested, other=0)
     drafts = tl.load(TOKENS + image * nodes + number + 1, mask=is_tested, other=0).to(tl.int32)
-    rows = image * nodes + number
-    if IS_GREEDY:
-        own_p = tl.where(drafts == tl.load(BOUNDS + rows, mask=is_tested, other=-1), 1.0, 0.0)
-    else:
-        own = scores_at(
-            *(LOGITS, VALUES, image, number, places, interval, values_stride, line_stride, node_stride),
-            *(drafts, is_tested, IS_GUIDED, IS_GREEDY),
-        )
-        if HAS_TOP_K:
-            own = tl.where(ordered(own) >= tl.load(BOUNDS + rows, mask=is_tested, other=0), own, float("-inf"))
-        largest = tl.load(NORMS + rows * 2, mask=is_tested, other=0.0)
-        own_p = exponentials(own - largest - tl.load(NORMS + rows * 2 + 1, mask=is_tested, other=0.0))
+    own = log_p_at(
+        *(LOGITS, VALUES, BOUNDS, NORMS, image, nodes, number, places),
+        *(interval, values_stride, line_stride, node_stride),
+        *(drafts, is_tested, IS_GUIDED, IS_GREEDY, HAS_TOP_K),
+    )
+    own_p = exponentials(own)
     own_q = exponentials(tl.load(lines + number * q_node_stride + drafts, mask=is_tested, other=float("-inf")))
     ahead = tl.minimum(tl.maximum(places - first, 0), nodes - 1)
     uniform = tl.load(steps + ahead * 2, mask=is_tested, other=0.0)
@@ -83,18 +77,13 @@ def couple_kernel(
     for start in range(0, SIZE, CHUNK):
         at = start + tl.arange(0, CHUNK)
         inside = at < TOKEN_COUNT
-        if IS_GREEDY:
-            log_p = tl.where(at == tl.load(BOUNDS + row), 0.0, float("-inf"))
-        else:
-            scores = scores_at(
-                *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
-                *(at, inside, IS_GUIDED, IS_GREEDY),
-            )
-            if HAS_TOP_K:
-                scores = tl.where(ordered(scores) >= tl.load(BOUNDS + row), scores, float("-inf"))
-            log_p = scores - tl.load(NORMS + row * 2) - tl.load(NORMS + row * 2 + 1)
+        log_p = log_p_at(
+            *(LOGITS, VALUES, BOUNDS, NORMS, image, nodes, node, place),
+            *(interval, values_stride, line_stride, node_stride),
+            *(at, inside, IS_GUIDED, IS_GREEDY, HAS_TOP_K),
+        )
         tl.store(out + at, log_p, mask=inside)
-        p = tl.where(inside, exponentials(log_p), 0.0)
+        p = exponentials(log_p)
         q = exponentials(tl.load(before + at, mask=inside, other=float("-inf")))
         p_sum += p.to(tl.float64)
         over_sum += tl.maximum(p - q, 0.0).to(tl.float64)

@@ -31,7 +31,17 @@ from torch import Tensor
 from lantern.core.sampling import Noise, Purpose
 from lantern.core.types import Cost, DraftTree, Rows, Verdict
 from lantern.decoding.loop import LogitRows
-from lantern.engines.cuda.kernels import kernel, least_of, numbers_on, ordered, scores_of, spaced, unfused, values_of
+from lantern.engines.cuda.kernels import (
+    kernel,
+    least_of,
+    numbers_on,
+    ordered,
+    scores_at,
+    scores_of,
+    spaced,
+    unfused,
+    values_of,
+)
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
@@ -56,6 +66,30 @@ def exponentials(log_p):
     """Return exp(log p), with 0 for what is no normal number, as `probabilities`."""
     p = tl.exp(tl.maximum(log_p, SMALLEST_LOG))
     return tl.where(p > SMALLEST, p, 0.0)
+
+
+@triton.jit
+def log_p_at(
+    LOGITS, VALUES, BOUNDS, NORMS, image, nodes, node, place, interval, values_stride, line_stride, node_stride, at,
+    inside, IS_GUIDED: tl.constexpr, IS_GREEDY: tl.constexpr, HAS_TOP_K: tl.constexpr,
+):  # fmt: skip
+    """Return log p of the tokens `at` after one node, or of one after each of several; -inf where not `inside`.
+
+    BOUNDS and NORMS are what `summary_kernel` found.
+    """
+    row = image * nodes + tl.minimum(node, nodes - 1)
+    bound = tl.load(BOUNDS + row)
+    if IS_GREEDY:
+        log_p = tl.where(inside & (at == bound), 0.0, float("-inf"))
+    else:
+        scores = scores_at(
+            *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
+            *(at, inside, IS_GUIDED, IS_GREEDY),
+        )
+        if HAS_TOP_K:
+            scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
+        log_p = scores - tl.load(NORMS + row * 2) - tl.load(NORMS + row * 2 + 1)
+    return log_p
 
 
 @triton.jit
@@ -166,18 +200,12 @@ def walk_kernel(
     while is_open > 0:
         # the row of the node
         place = tl.load(PLACES + image * places_stride + node)
-        row = image * nodes + node
-        if IS_GREEDY:
-            tl.store(P + at, tl.where(at == tl.load(BOUNDS + row), 1.0, 0.0))
-        else:
-            scores = scores_of(
-                *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
-                *(TOKEN_COUNT, SIZE, IS_GUIDED, IS_GREEDY),
-            )
-            if HAS_TOP_K:
-                scores = tl.where(ordered(scores) >= tl.load(BOUNDS + row), scores, float("-inf"))
-            log_p = scores - tl.load(NORMS + row * 2) - tl.load(NORMS + row * 2 + 1)
-            tl.store(P + at, tl.where(at < TOKEN_COUNT, exponentials(log_p), 0.0))
+        log_p = log_p_at(
+            *(LOGITS, VALUES, BOUNDS, NORMS, image, nodes, node, place),
+            *(interval, values_stride, line_stride, node_stride),
+            *(at, at < TOKEN_COUNT, IS_GUIDED, IS_GREEDY, HAS_TOP_K),
+        )
+        tl.store(P + at, exponentials(log_p))
         current = tl.full((), 0, tl.int32)
         p_scale = tl.full((), 1.0, tl.float32)
         q_scale = tl.full((), 1.0, tl.float32)
