@@ -149,12 +149,13 @@ def extract(
     batch: int = 32,
     before: Change | None = None,
     reads_prompts: bool = False,
+    prompts: Sequence[str] = (),
     is_quiet: bool = False,
 ) -> tuple[list[Seen], dict[str, Float[Tensor, " n"]]]:
     """Return the features of two sets, images and reference with their networks, and measures of pairs by position.
 
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
-    reads_prompts: each image must contain its prompt. ValueError for sets that do not pair up by number, name or size.
+    reads_prompts: each image must contain its prompt. ValueError for sets, and given `prompts`, that do not pair up.
     """
     if pairs:
         check_pairs(pairs, *(paths for paths, _ in sets))
@@ -169,6 +170,10 @@ def extract(
             if reads_prompts and first is not None and None in first.prompts:
                 name = first.names[first.prompts.index(None)]
                 raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
+            named = zip(first.names, first.prompts, prompts[first.first :], strict=False) if first and prompts else ()
+            for name, own, given in named:
+                if own and own != given and own in prompts:
+                    raise ValueError(f"{name} is of {own[:40]!r}, not {given[:40]!r}: order --prompts by file names")
             for one, some, (_, judges) in zip(seen, batches, sets, strict=True):
                 if some is not None:
                     one.enter(some, judges)

@@ -231,6 +231,7 @@ def measure(
             batch=options.batch,
             before=options.before,
             reads_prompts=prompts is None and any(PROMPTS in one.needs for one in chosen.values()),
+            prompts=prompts or (),
             is_quiet=options.is_quiet,
         )
         if options.moments is not None:

@@ -66,6 +66,9 @@ def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> N
     carried = measure(paths, None, ["clip", "clip-lantern"], weights=weights)
     given = measure(paths, None, ["clip"], prompts=[f"prompt {i}" for i in range(4)], weights=weights)
     assert carried["clip-lantern"].value != carried["clip"].value == given["clip"].value >= 0
+    other = [f"prompt {i}" for i in (0, 1, 3, 2)]  # of the right images, not in the order of their names
+    message = "^002.png is of 'prompt 2', not 'prompt 3': order --prompts by file names"
+    refused(measure, paths, None, ["clip"], prompts=other, weights=weights, match=message)
     assert "torchmetrics" in carried["clip"].protocol
     assert "A photo depicts" in carried["clip-lantern"].protocol
     assert carried["clip"].prompts.startswith("from the image files (sha256 ")
