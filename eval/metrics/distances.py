@@ -36,8 +36,6 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Features, *, seed: int, draws: 
     Gaussian is fixed.
     """
     sets = [one for one in (x, y) if isinstance(one, Tensor)]
-    if min(map(len, sets)) < 2:
-        raise ValueError(f"sets of {' and '.join(str(len(one)) for one in sets)} features, wanted at least 2 in each")
     held = "" if isinstance(y, Tensor) else "reference fixed, "
     return _halved(lambda one, other=y: _frechet_of(one, other), sets, seed=seed, draws=draws, held=held)
 
@@ -57,13 +55,10 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
     """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: torch-fidelity's unbiased MMD^2, kernel (x.y / c + 1)^3.
 
     All pairs count, of MOST_KERNEL random images of larger sets; those of unequal sets, which the package lacks, are
-    summed here. The interval is a bootstrap over images, without pairs of an image with itself. ValueError for sets of
-    fewer than 2 features.
+    summed here. The interval is a bootstrap over images, without pairs of an image with itself. Sets have 2 or more.
     """
     from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
 
-    if min(len(x), len(y)) < 2:
-        raise ValueError(f"sets of {len(x)} and {len(y)} features, wanted at least 2 in each")
     generator, sets = torch.Generator().manual_seed(seed), [x, y]
     for i, one in enumerate(sets):
         if len(one) > MOST_KERNEL:
@@ -103,12 +98,10 @@ def prdc(
     """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
 
     All use k nearest neighbours. The intervals are over images with fixed neighbourhoods: of density by a bootstrap, of
-    the others, which are shares, Wilson's. ValueError for sets of k images or fewer.
+    the others, which are shares, Wilson's. Sets have more than k images.
     """
     from torch_fidelity.metric_prc import calc_cdist_part, prc_features_to_metric
 
-    if min(len(real), len(fake)) <= nearest:
-        raise ValueError(f"sets of {len(real)} and {len(fake)} features, wanted more than {nearest} in each")
     real, fake = real.double(), fake.double()
     radii = []  # of each feature to its k-th nearest other one; the nearest one is the feature itself
     for one in (real, fake):

@@ -63,12 +63,13 @@ class Material:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its network, a function of inputs and network, its description in results, and its needs."""
+    """One metric: network, function of inputs and network, description in results, needs, least images of each set."""
 
     judge: str
     take: Callable[[Material, str], Estimate]
     protocol: str
     needs: tuple[str, ...] = (REFERENCE,)
+    least: int = 1
 
 
 def _frechet(given: Material, judge: str) -> Estimate:
@@ -106,7 +107,7 @@ def _pairwise(given: Material, judge: str) -> Estimate:
 
 def _near(name: str, resize: str, nearest: int) -> Metric:
     judge, protocol = f"inception:{resize}", f"{nearest} nearest neighbours in Inception's features"
-    return Metric(judge, lambda given, judge: given.neighbourhoods(judge, nearest)[name], protocol)
+    return Metric(judge, lambda given, judge: given.neighbourhoods(judge, nearest)[name], protocol, least=nearest + 1)
 
 
 FRECHET = "Frechet distance of Inception's 2048 features"
@@ -115,9 +116,9 @@ CLIP = "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0"
 CLIP_LANTERN = "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt"
 PICKSCORE = "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"
 METRICS: dict[str, Metric] = {
-    "kid": Metric("inception:clean", _kernel, KERNEL),
-    "fid": Metric("inception:clean", _frechet, FRECHET),
-    "fid-legacy": Metric("inception:legacy", _frechet, FRECHET),
+    "kid": Metric("inception:clean", _kernel, KERNEL, least=2),
+    "fid": Metric("inception:clean", _frechet, FRECHET, least=2),
+    "fid-legacy": Metric("inception:legacy", _frechet, FRECHET, least=2),
     **{name: _near(name, "clean", 5) for name in ("precision", "recall", "density", "coverage")},
     **{f"{name}-legacy": _near(name, "legacy", 3) for name in ("precision", "recall")},
     "is": Metric("logits:legacy", _score, "exp of the mean KL, mean of splits of at most 5000 images", ()),
@@ -217,6 +218,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         known = open_reference(reference, name=options.reference_name, room=Path(folder, "reference"))
         names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
+        check_numbers(names, len(pictures), len(known.pictures))
         chosen = {name: METRICS[name] for name in names}
         where: dict[str, Any] = {"cache": options.cache, "device": options.device}
         ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)
@@ -266,12 +268,20 @@ def reference_obstacle(name: str, reference: Path | Sequence[Path] | None, origi
 
 
 def check_reference(metrics: Sequence[str], pictures: Sequence[Path], reference: Path | None) -> None:
-    """Raise ValueError for what is no reference, or if images of pairs do not pair up; prepared data are not read."""
-    if reference is None or is_prepared(reference):
+    """Raise ValueError for no reference, too few images, or pairs that do not fit; prepared data are not read."""
+    if reference is None:
         return
-    real = open_reference(reference, room=reference).pictures
+    real = () if is_prepared(reference) else open_reference(reference, room=reference).pictures
+    check_numbers(metrics, len(pictures), len(real))
     if real and (names := [name for name in metrics if PAIRS in METRICS[name].needs]):
         check_pairs(names, pictures, real)
+
+
+def check_numbers(metrics: Sequence[str], ours: int, theirs: int) -> None:
+    """Raise ValueError for a metric of too few images; `theirs` is 0 if the reference's number is not known."""
+    for name in metrics:
+        if (count := min(ours, theirs or ours)) < (least := METRICS[name].least):
+            raise ValueError(f"{name}: a set has {count} images, wanted at least {least}, or leave it out of --metrics")
 
 
 def obstacle(name: str, reference: Path | None, weights: Mapping[str, Path], origin: str = "") -> str:
@@ -355,8 +365,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     """
     shards = [Moments.load(path) for path in paths]
     if reference.is_dir() or reference.suffix == ".npz":
-        wanted = "wanted moments of it: save them with --keep-moments"
-        raise ValueError(f"got reference {reference} for moments, {wanted}")
+        raise ValueError(f"got reference {reference} for moments, wanted moments of it: save them with --keep-moments")
     theirs, ours = Moments.load(reference), reduce(Moments.merged, shards)
     network, _, resize = ours.made_with.rpartition(" ")
     name = "fid" if resize == "clean" else f"fid-{resize}"

@@ -173,6 +173,8 @@ BAD = {
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "wanted equal numbers"),
     "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: wanted"),
+    "one image": (["A/000.png", "--reference", "A"], "kid: a set has 1 images, wanted at least 2"),
+    "few neighbours": (["A", "--reference", "A", "--metrics", "fid", "recall"], "recall: a set has 3 images, wanted"),
     "moments of no metric": (["A", "--metrics", "is", "psnr", "--keep-moments", "x", "--reference", "A"], "add fid"),
     "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, wanted at least 20, or 0"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean 'inception'?"),
@@ -193,6 +195,7 @@ def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: Capture) ->
     known = {path.stem: path for path in tmp_path.iterdir()}
     named = ["--weights", f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "--metrics clip" in " ".join(words) else []
     capsys.readouterr()
+    known["A/000.png"] = tmp_path / "A" / "000.png"
     assert run(*(known.get(word, word) for word in words), *named) == 2
     assert expected in one_line(capsys)
 

@@ -151,7 +151,7 @@ def measured(monkeypatch: Patch) -> dict[str, Any]:
 def test_metrics_get_pictures_with_their_prompts(
     place: Path, run: Run, measured: dict[str, Any], capsys: Capture
 ) -> None:
-    save_pictures(place / "real", 1)
+    save_pictures(place / "real", 2)
     assert run("--reference", place / "real", "--weights", "inception=net.pt") == 0
     assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
     assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
@@ -169,13 +169,13 @@ def test_psnr_of_images_equal_to_their_reference_is_infinite(place: Path, run: R
 
 
 def test_unavailable_metrics_are_reported_before_and_after(place: Path, run: Run, capsys: Capture) -> None:
-    save_pictures(place / "real", 1)
-    words = ["--limit", "1", "--reference", place / "real", "--metrics", "kid", "clip"]
+    save_pictures(place / "real", 2)
+    words = ["--limit", "2", "--reference", place / "real", "--metrics", "kid", "clip"]
     assert run(*words) == 1
     before, *_, last = capsys.readouterr().err.splitlines()
     assert before.startswith("lantern: kid will not be measured: no weights of inception: put default_1.pt")
     assert last.startswith("lantern: error: not measured: kid (") and "clip (" in last
-    assert set(row(place)["not_measured"]) == {"kid", "clip"} and len(pictures(place)) == 1
+    assert set(row(place)["not_measured"]) == {"kid", "clip"} and len(pictures(place)) == 2
 
 
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
@@ -201,6 +201,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--method", "eagle9"], "unknown"),
         (["--metrics", "kidd"], "did you mean 'kid'?"),
         (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
+        (["--metrics", "precision", "--reference", "real"], "precision: a set has 2 images, wanted at least 6"),
         (["--metrics", "kid", "--reference", "empty"], "empty has no images"),
         (["--metrics", "fid", "--reference", "three.txt"], "got reference three.txt, wanted a folder of images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
