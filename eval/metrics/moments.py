@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import save_tensors, sha256_of
+from lantern.core.io import check_finite, save_tensors, sha256_of
 from lantern.eval.metrics.pictures import find_pictures
 from lantern.training.data import is_prepared, unpack
 
@@ -127,7 +127,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room:
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{given} has no mu and sigma: {one_line(error)}") from error
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-            got = f"mu is {list(mean.shape)}, sigma {list(covariance.shape)}"
-            raise ValueError(f"{given}: {got}, wanted [c] and [c, c]")
+            raise ValueError(f"{given}: mu {list(mean.shape)}, sigma {list(covariance.shape)}, wanted [c] and [c, c]")
+        check_finite({"mu": mean, "sigma": covariance}, source=given)
         return Reference(name or given.name, gaussian=(mean, covariance), sha256=sha256_of(given))
     raise ValueError(f"got reference {given}, wanted a folder of images, .npz with mu and sigma, or .safetensors")

@@ -71,8 +71,7 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
         )
     found = found_at(path)
     if not found.sha256.startswith(source.sha256):
-        got = f"{path} has sha256 {found.sha256}, wanted {source.sha256}"
-        raise ValueError(f"{got}: delete it, then get it again: {how}")
+        raise ValueError(f"{path} has sha256 {found.sha256}, wanted {source.sha256}: delete it, get it again: {how}")
     return found
 
 

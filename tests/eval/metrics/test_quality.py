@@ -146,6 +146,8 @@ def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str
     assert found.interval is not None and found.interval[0] <= found.value <= found.interval[1]
     assert "does not name its network and resize" in found.warning
     refused(measure, paths, path, ["kid"], weights=weights, match="support only FID")
+    np.savez(path, mu=np.full(FEATURES, np.nan), sigma=np.eye(FEATURES))
+    refused(measure, paths, path, ["fid"], weights=weights, match="reference.npz: tensor 'mu'")
 
 
 def test_command_writes_what_it_prints(tmp_path: Path, weights: dict[str, Path], capsys: Capture) -> None:
