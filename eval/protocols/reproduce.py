@@ -119,8 +119,12 @@ def measured(task: ResolvedRow) -> tuple[dict[str, Any], dict[str, str]]:
     paths = [picture_path(row.out, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     how: dict[str, Any] = {"prompts": prompts, "weights": row.weights, "seed": protocol.seed, "options": options}
-    found = quality.measure(paths, row.reference, can, **how)
-    return {name: figure.as_dict() for name, figure in found.items()}, missing
+    figures = {name: one.as_dict() for name, one in quality.measure(paths, row.reference, can, **how).items()}
+    wanted = protocol.reference.images if protocol.reference else 0
+    for figure in figures.values():
+        if wanted and (count := figure["reference_images"]) not in (None, 0, wanted):
+            figure["warning"] += f"{'; ' * bool(figure['warning'])}{count} reference images, the protocol has {wanted}"
+    return figures, missing
 
 
 def obstacles(task: ResolvedRow) -> dict[str, str]:

@@ -158,7 +158,11 @@ def test_metrics_get_pictures_with_their_prompts(
     assert measured["reference"] == place / "real" and measured["weights"] == {"inception": Path("net.pt")}
     assert isinstance(measured["options"], Options) and measured["options"].before is None
     assert row(place)["metrics"]["kid"]["interval"] == [0.4, 0.6] and row(place)["not_measured"] == {}
-    assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
+    assert "kid 0.5000 [0.4000, 0.6000]; few\n" in capsys.readouterr().out
+    real = {"name": "photos", "images": 5, "origin": "nowhere"}
+    (place / "three.json").write_text(json.dumps(json.loads((place / "three.json").read_text()) | {"reference": real}))
+    assert run("--reference", place / "real", "--weights", "inception=net.pt") == 0
+    assert "; few; 3 reference images, the protocol has 5\n" in capsys.readouterr().out
 
 
 def test_psnr_of_images_equal_to_their_reference_is_infinite(place: Path, run: Run, capsys: Capture) -> None:
