@@ -45,6 +45,7 @@ class Material:
     prompts: Sequence[str]
     seed: int
     draws: int = DRAWS
+    resized: str = ""
 
     def sets(self, judge: str) -> list[Float[Tensor, "n c"]]:
         """Return a network's features of both sets of images."""
@@ -74,7 +75,7 @@ class Metric:
 
 def _frechet(given: Material, judge: str) -> Estimate:
     """Return the FID to images, or to statistics, which have no interval of their own."""
-    fixed, expected = given.reference, made_with(judge, given.judges[judge])
+    fixed, expected = given.reference, made_with(judge, given.judges[judge], given.resized)
     if fixed.made_with not in ("", expected):
         raise ValueError(f"reference statistics made with {fixed.made_with!r}, wanted {expected!r}")
     ours, theirs = given.ours.features[judge], fixed.gaussian or given.theirs.features[judge]
@@ -131,9 +132,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def made_with(name: str, judge: Judge) -> str:
-    """Return a string that identifies network and resize of moments; `name` is such as "inception:clean"."""
-    return f"inception {judge.weights.sha256} {name.partition(':')[2]}"
+def made_with(name: str, judge: Judge, resized: str) -> str:
+    """Return a string that identifies network and resizes of moments; `name` is such as "inception:clean"."""
+    return " ".join(["inception", judge.weights.sha256, *resized.split(), name.partition(":")[2]])
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,10 @@ def measure(
             for name, (role, one) in product(ours, zip(("pictures", "reference"), seen, strict=True)):
                 if name.startswith("inception:") and name in one.features:
                     path = options.moments / f"{role}-{name.replace(':', '-')}.safetensors"
-                    how: Any = {"made_with": made_with(name, ours[name]), "sets": (one.sha256,)}
+                    how: Any = {"made_with": made_with(name, ours[name], options.resized), "sets": (one.sha256,)}
                     Moments.of(one.features[name], **how).save(path)
         texts = [str(prompt) for prompt in (seen[0].prompts if prompts is None else prompts)]
-        material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws)
+        material = Material(seen[0], seen[1], values, known, ours, texts, seed, options.draws, options.resized)
         return {name: _figure(name, material, found.get(METRICS[name].judge), options) for name in names}
 
 
@@ -368,6 +369,7 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
         raise ValueError(f"got reference {reference} for moments, wanted moments of it: save them with --keep-moments")
     theirs, ours = Moments.load(reference), reduce(Moments.merged, shards)
     network, _, resize = ours.made_with.rpartition(" ")
+    sha256, _, resized = network.removeprefix("inception ").partition(" ")
     name = "fid" if resize == "clean" else f"fid-{resize}"
     if name not in METRICS:
         raise ValueError(f"{paths[0]} does not name its network and resize: save moments with --keep-moments")
@@ -376,10 +378,10 @@ def fid_of_shards(paths: Sequence[Path], reference: Path, metrics: Sequence[str]
     if theirs.made_with not in ("", ours.made_with):
         raise ValueError(f"features made with {ours.made_with!r} and with {theirs.made_with!r}, wanted the same")
     return Figure(
-        **described(name),
+        **described(name, resized),
         value=distances.frechet(ours.gaussian, theirs.gaussian),
         weights="inception",
-        weights_sha256=network.partition(" ")[2],
+        weights_sha256=sha256,
         images=ours.count,
         images_sha256=_digest(ours.sets),
         reference=reference.name,

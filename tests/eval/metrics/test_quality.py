@@ -17,6 +17,7 @@ from lantern.eval.metrics.judges import extract
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import AHEAD, find_pictures, raw, stream
 from lantern.eval.metrics.quality import Figure, Options, fid_of_shards, measure
+from lantern.eval.protocols.protocol import resizing
 from tests.cli.calls import Capture, one_line
 from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
 from tests.eval.workers import Patch
@@ -134,6 +135,12 @@ def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, P
     replace(Moments.load(reference), made_with="inception x legacy").save(reference)
     message = "made with .* clean' and with 'inception x legacy', wanted the same"
     refused(fid_of_shards, kept[:1], reference, match=message)
+    how = Options(moments=tmp_path / "resized", before=resizing("crop-lanczos", 16), resized="crop-lanczos to 16")
+    measure(paths, tmp_path / "b", ["fid"], weights=weights, options=how)
+    resized = [how.moments / f"{role}-inception-clean.safetensors" for role in ("pictures", "reference")]
+    assert fid_of_shards(resized[:1], resized[1]).resize.startswith("crop-lanczos to 16, then Pillow")
+    refused(fid_of_shards, kept[:1], resized[1], match="and with .* crop-lanczos to 16 clean', wanted the same")
+    refused(measure, paths, resized[1], ["fid"], weights=weights, match="crop-lanczos to 16 clean', wanted")
 
 
 def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str, Path]) -> None:
