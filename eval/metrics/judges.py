@@ -148,14 +148,13 @@ def extract(
     *,
     batch: int = 32,
     before: Change | None = None,
-    reads_prompts: bool = False,
-    prompts: Sequence[str] = (),
+    prompts: Sequence[str] | None = (),
     is_quiet: bool = False,
 ) -> tuple[list[Seen], dict[str, Float[Tensor, " n"]]]:
     """Return the features of two sets, images and reference with their networks, and measures of pairs by position.
 
     folder: where features are written. batch: images at a time. before: a function applied to every image first.
-    reads_prompts: each image must contain its prompt. ValueError for sets, and given `prompts`, that do not pair up.
+    prompts: those given, in order; None: each image must contain its own. ValueError for what does not pair up.
     """
     if pairs:
         check_pairs(pairs, *(paths for paths, _ in sets))
@@ -163,17 +162,17 @@ def extract(
     own = [{name: judge.prepare for name, judge in judges.items()} for _, judges in sets]
     prepare = [one | ({RAW: raw} if pairs else {}) for one in own]
     streams = [stream(paths, one, batch=batch, before=before) for (paths, _), one in zip(sets, prepare, strict=True)]
-    values: dict[str, list[Tensor]] = {name: [] for name in pairs}
+    values, given = {name: list[Tensor]() for name in pairs}, prompts or ()
     with tqdm(total=sum(one.count for one in seen), unit=" images", disable=is_quiet or None, leave=False) as bar:
         for batches in zip_longest(*streams):
-            first = batches[0]
-            if reads_prompts and first is not None and None in first.prompts:
-                name = first.names[first.prompts.index(None)]
-                raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
-            named = zip(first.names, first.prompts, prompts[first.first :], strict=False) if first and prompts else ()
-            for name, own, given in named:
-                if own and own != given and own in prompts:
-                    raise ValueError(f"{name} is of {own[:40]!r}, not {given[:40]!r}: order --prompts by file names")
+            if (first := batches[0]) is not None:
+                if prompts is None and None in first.prompts:
+                    name = first.names[first.prompts.index(None)]
+                    raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
+                for wanted, name, text in zip(given[first.first :], first.names, first.prompts, strict=False):
+                    if text and text != wanted and text in given:
+                        why = f"is of {text[:40]!r}, not {wanted[:40]!r}: order --prompts by file names"
+                        raise ValueError(f"{name} {why}")
             for one, some, (_, judges) in zip(seen, batches, sets, strict=True):
                 if some is not None:
                     one.enter(some, judges)

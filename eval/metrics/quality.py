@@ -233,8 +233,7 @@ def measure(
             {name: measure for name, (measure, _) in pairs.items()},
             batch=options.batch,
             before=options.before,
-            reads_prompts=prompts is None and any(PROMPTS in one.needs for one in chosen.values()),
-            prompts=prompts or (),
+            prompts=prompts if any(PROMPTS in one.needs for one in chosen.values()) else (),
             is_quiet=options.is_quiet,
         )
         if options.moments is not None:
