@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Condition, Prompt, Raster, Scores, Target
+from lantern.core.weights import left_out
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
@@ -295,12 +296,16 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, added, is_causal=mask is None, dropout_p=dropout)
         return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
 
+    def project(self, x: Float[Tensor, "b n c"], first: int) -> Float[Tensor, "b n k"]:
+        """Return the outputs of `wqkv` from `first` on; a layer with a hook, or of another library, computes all."""
+        return self.wqkv(x)[..., first:] if left_out(self.wqkv) else F.linear(x, self.wqkv.weight[first:])
+
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
 
         Gives the output of every slot and the mean of all values, fp32, which is all that tokens see of the prompt.
         """
-        values, words = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float(), mask[..., None]
+        values, words = self.project(x, 2 * x.shape[-1]).float(), mask[..., None]
         # of words over the words, of padding (which is on the left) over padding
         of_words = (values * words).cumsum(1) / words.long().cumsum(1).clamp(min=1)
         of_padding = values.cumsum(1) / torch.arange(1, values.shape[1] + 1, device=values.device)[:, None]

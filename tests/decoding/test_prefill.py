@@ -34,6 +34,16 @@ def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
     assert (state.features - expected).abs().max() <= TOLERANCE
 
 
+@torch.no_grad()
+def test_hooks_and_adapters_take_effect_on_the_prompt() -> None:
+    target, merged = tiny_target(), tiny_target()
+    target.layers[0].attention.wqkv.register_forward_hook(lambda *of: 2 * of[-1])
+    merged.layers[0].attention.wqkv.weight.mul_(2)
+    found, expected = (one.read(CONDITION, 2, whole=True) for one in (target, merged))
+    torch.testing.assert_close(found.features, expected.features)
+    torch.testing.assert_close(found.entries, expected.entries)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
     counts = torch.arange(1, 121)

@@ -1,6 +1,7 @@
 """EAGLE-1, EAGLE-3, PosS, FR-Spec and ViSpec: what they start from, read and draft."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,17 @@ def test_guided_layers_are_put_side_by_side_and_fewer_are_the_last_ones() -> Non
     torch.testing.assert_close(module.inputs(given)[:, 0], given.guide(given.layers)[:, 2])
     with pytest.raises(ValueError, match=r"fused is \[8\], wanted \[2, 8, 13\] or the last of these"):
         new_module("eagle3", target, {"fused": [8]}, seed=0)
+
+
+@torch.no_grad()
+def test_hooks_of_a_specialist_take_effect_on_its_keys() -> None:
+    module, written = tiny_part("poss", TARGET, depths=2), list[Tensor]()
+    own, cache = module.layers[0], SimpleNamespace(write=lambda *of: written.append(of[-1]))
+    given = torch.ones(1, 2, 32), module.rotary(torch.arange(2)[None]), cache, torch.zeros(1, 2)
+    own.write_keys(*given)
+    own.attention.wqkv.register_forward_hook(lambda *of: 2 * of[-1])
+    own.write_keys(*given)
+    torch.testing.assert_close(written[1], 2 * written[0])
 
 
 @pytest.mark.parametrize(

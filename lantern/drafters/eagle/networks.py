@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -519,7 +518,7 @@ class Specialist(EagleLayer):
     ) -> None:
         """Write keys and values for later passes, and compute nothing else."""
         attention = self.attention
-        fresh = F.linear(x, attention.wqkv.weight[x.shape[-1] :]).unflatten(-1, (2, attention.n_head, -1))
+        fresh = attention.project(x, x.shape[-1]).unflatten(-1, (2, attention.n_head, -1))
         cache.write(self.number, slots, rotate(fresh, factors[:, :, 1:]))
 
 
