@@ -28,6 +28,7 @@ from lantern.core.io import (
     CONFIG_NAME,
     is_there,
     load_component,
+    plain_name,
     read_config,
     save_component,
     weights_digest,
@@ -153,6 +154,16 @@ def check_components(target: Any, drafter: Any, model_name: str) -> None:
 
 
 OWN: dict[str, type[Component]] = {"transformer": LanternTransformer, "vqvae": LanternVQ, "drafter": LanternDrafter}
+
+
+def check_names(part: str, kind: Any, module: Any) -> None:
+    """Raise ValueError for a module (None: no part) that lacks a weight which the folder of its `kind` has."""
+    if module is None:
+        return
+    with torch.device("meta"):
+        expected = kind(module.config).state_dict()
+    if lacking := expected.keys() - map(plain_name, module.state_dict()):
+        raise ValueError(f"{part} has no weight {min(lacking)!r}: merge adapters and remove parametrizations first")
 
 
 def rounded_engine(engine: Engine | str, weights: str | None, kv_cache: str | None) -> Engine:
@@ -327,7 +338,8 @@ class LanternPipeline(DiffusionPipeline):
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
         weights were changed or rounded. With `push_to_hub`, `repo_id` and options of `push_to_hub` it is uploaded as
         well. ValueError without `safe_serialization`, for a drafter of another transformer, for a folder with parts
-        that this pipeline lacks, and for a model of transformers, which is saved by its own class.
+        that this pipeline lacks, for weights under other names, as in adapters, and for a model of transformers, which
+        is saved by its own class.
         """
         if not safe_serialization:
             raise ValueError("safe_serialization is False, which lantern does not have: omit it")
@@ -340,6 +352,8 @@ class LanternPipeline(DiffusionPipeline):
         if self.transformer.config.family != "llamagen":
             raise ValueError(f"{self.model.name} is a model of transformers: copy its folder, or save it by its class")
         check_components(self.transformer, self.drafter, self._name)
+        for part, kind in OWN.items():
+            check_names(part, kind, getattr(self, part))
         folder, defaults, own = Path(save_directory), dict(self.config["generation"]), self._beside()
         lacking = [part for part in COMPONENTS if getattr(self, part) is None]
         lacking += [path for path in (*(f"{folders.FOLDER}/{name}" for name in ADD_ONS), *LISTS) if path not in own]

@@ -330,8 +330,9 @@ class FeedForward(nn.Module):
 
 
 def _split_gate(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
-    joined = state.pop(f"{prefix}w13.weight")
-    state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = joined.chunk(2)
+    joined = state.pop(f"{prefix}w13.weight", None)
+    if joined is not None:  # an adapter or a parametrization has another name for it
+        state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = joined.chunk(2)
 
 
 def _join_gate(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from huggingface_hub import ModelCard
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
@@ -112,6 +113,17 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
     late.save_pretrained(tmp_path / "late")
     compiled = call(LanternPipeline.from_pretrained(tmp_path / "late"), method="eagle1").tokens
     assert torch.equal(compiled, call(late, method="eagle1").tokens)
+
+
+def test_weights_under_other_names_are_not_saved(pipe: Any, tmp_path: Path) -> None:
+    linear = pipe.transformer.layers[1].feed_forward.w13
+    names = pipe.transformer.state_dict().keys()
+    register_parametrization(linear, "weight", torch.nn.Identity())
+    message = "transformer has no weight 'layers.1.feed_forward.w1.weight': merge adapters"
+    refused(pipe.save_pretrained, tmp_path / "saved", match=message)
+    assert not (tmp_path / "saved").exists()
+    remove_parametrizations(linear, "weight")
+    assert pipe.transformer.state_dict().keys() == names
 
 
 def test_a_saved_pipeline_has_the_words_and_classes_of_its_training(copied: Path, tmp_path: Path) -> None:
