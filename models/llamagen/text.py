@@ -235,7 +235,7 @@ class TextEncoder:
     """A T5-type encoder with its tokenizer: those of `lantern.models.llamagen.t5`, or of transformers."""
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
-        self.model: Any = model.eval().requires_grad_(False)
+        self.model: Any = model.eval()
         self.tokenizer = tokenizer
 
     @classmethod
@@ -246,7 +246,7 @@ class TextEncoder:
         if found is None:
             return cls.from_pretrained(folder, dtype=dtype)
         _check_vocabulary(found[1], found[0].config.vocab_size, words / TOKENIZER_FILES[0])
-        return cls(*found)
+        return cls(found[0].requires_grad_(False), found[1])
 
     @classmethod
     def from_pretrained(
@@ -281,7 +281,7 @@ class TextEncoder:
             tokenizer("a", padding="max_length", max_length=2, truncation=True)  # batches need a padding token
             tokenizer.get_vocab()
         _check_vocabulary(tokenizer, model.config.vocab_size, file)
-        return cls(model, tokenizer)
+        return cls(model.requires_grad_(False), tokenizer)
 
     def save_pretrained(self, folder: str | Path, tokenizer_dir: str | Path | None = None) -> None:
         """Write model and tokenizer in the form that `from_pretrained` reads; one folder unless two are given."""

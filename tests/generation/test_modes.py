@@ -95,6 +95,15 @@ def test_a_default_device_changes_nothing(folder: Path, pipe: Any) -> None:
     assert kept.tokens.device.type == "cpu" and torch.equal(made.tokens, expected.tokens.flatten())
 
 
+def test_a_call_leaves_the_gradients_of_parts_as_they_are(pipe: Any) -> None:
+    parts = (pipe.text_encoder, pipe.transformer, pipe.vqvae, pipe.drafter)
+    for requires in (True, False):
+        for part in parts:
+            part.requires_grad_(requires)
+        pipe(PROMPT, generator=7, method="eagle1")
+        assert all(weight.requires_grad == requires for part in parts for weight in part.parameters())
+
+
 def test_a_generator_may_have_a_negative_seed(pipe: Any) -> None:
     how = {"method": "gumbel-jacobi", "output_type": "latent"}
     found = pipe(PROMPT, generator=torch.Generator().manual_seed(-1), **how)
