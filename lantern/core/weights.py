@@ -117,7 +117,7 @@ def weights_kind(module: nn.Module) -> Weights:
 def quantize(name: str, part: nn.Module, weights: Weights) -> None:
     """Quantize the linears of a part of a target in place; of parts that `weights` leaves full, none.
 
-    ValueError for widths that are not multiples of a group (int4), and for parametrized weights.
+    ValueError for widths that are not multiples of a group (int4), and for parametrized and quantized weights.
     """
     linears = {inner: module for inner, module in part.named_modules(prefix=name) if isinstance(module, nn.Linear)}
     if (inner := next((inner for inner, linear in linears.items() if is_parametrized(linear)), None)) is not None:
@@ -125,6 +125,8 @@ def quantize(name: str, part: nn.Module, weights: Weights) -> None:
             f"the weight of {inner} is parametrized, so it is not quantized: merge it by remove_parametrizations, or "
             "use weights in full"
         )
+    if (inner := next((inner for inner, linear in linears.items() if is_quantized(linear.weight)), None)) is not None:
+        raise ValueError(f"the weight of {inner} is quantized already, {weights} was given: use weights in full")
     if weights == "int8":
         for linear in linears.values():
             linear.weight = nn.Parameter(Int8Weight.of(linear.weight), requires_grad=False)

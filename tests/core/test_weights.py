@@ -76,3 +76,9 @@ def test_a_parametrized_weight_is_not_quantized(weights: Weights) -> None:
     linear = linear_of(torch.float32)
     register_parametrization(linear, "weight", nn.Tanh())
     assert "the weight of fc is parametrized" in refused(quantize, "fc", linear, weights)
+
+
+@pytest.mark.parametrize("weights", ["int8", pytest.param("int4", marks=needs_torchao)])
+def test_a_quantized_weight_is_not_quantized_again(weights: Weights) -> None:
+    linear = in_eight_bits(linear_of(torch.float32))
+    assert f"the weight of fc is quantized already, {weights} was given" in refused(quantize, "fc", linear, weights)
