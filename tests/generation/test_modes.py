@@ -95,6 +95,13 @@ def test_a_default_device_changes_nothing(folder: Path, pipe: Any) -> None:
     assert kept.tokens.device.type == "cpu" and torch.equal(made.tokens, expected.tokens.flatten())
 
 
+def test_a_compiled_drafter_gives_the_same_tokens(pipe: Any) -> None:
+    how = {"generator": 7, "method": "eagle1", "engine": "cpu", "output_type": "latent"}
+    expected = pipe(PROMPT, **how)
+    pipe.drafter = torch.compile(pipe.drafter, backend="eager")
+    assert torch.equal(pipe(PROMPT, **how).tokens, expected.tokens)
+
+
 def test_a_call_leaves_the_gradients_of_parts_as_they_are(pipe: Any) -> None:
     parts = (pipe.text_encoder, pipe.transformer, pipe.vqvae, pipe.drafter)
     for requires in (True, False):

@@ -452,12 +452,12 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
     """Return a drafter's module with packed layers; the rest is shared with the given module.
 
     With `int8` the rest is shared with a copy in 8 bits. The result is cached per module, and made again when its
-    weights have changed. Modules of other kinds and widths are returned as they are. ValueError for weights that are
-    not on a CPU, and for dtypes other than fp32 and bf16.
+    weights have changed. Modules of other kinds and widths, and those with another forward, as compiled ones have, are
+    returned as they are. ValueError for weights that are not on a CPU, and for dtypes other than fp32 and bf16.
     """
     drafter: Any = module
-    if not any(isinstance(child, DraftLayer) for child in module.modules()):
-        return module
+    if "forward" in vars(module) or not any(isinstance(child, DraftLayer) for child in module.modules()):
+        return module  # a copy would run the layers of the original
     config = drafter.config
     if config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES:
         return module
