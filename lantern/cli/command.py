@@ -66,11 +66,14 @@ class Stream(io.FileIO):
     unread: type[OSError] = BrokenPipeError
 
     def write(self, data: Any) -> int:
-        """Write bytes; return how many were written or dropped."""
+        """Write or drop all bytes; return how many. An exception of a signal's handler leaves none to be repeated."""
+        rest = memoryview(data)
         try:
-            return super().write(data)
+            while rest:
+                rest = rest[super().write(rest) :]
         except self.unread:
-            return len(data)
+            pass
+        return len(data)
 
 
 class MessageStream(Stream):
@@ -141,7 +144,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
         if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
         elif stream is getattr(sys, f"__{name}__"):
-            raw = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
+            raw: Any = kind(stream.fileno(), "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
     try:
         with Stopping() as stopping:

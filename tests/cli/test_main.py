@@ -1,13 +1,16 @@
 """What all commands share: help, refusals in one line, exit codes, signals, standard output, and shell completion."""
 
 import io
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from argcomplete.finders import CompletionFinder
@@ -110,6 +113,22 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> 
     late = Command("late", "Late.", lambda parser: signal.raise_signal(signal.SIGTERM), lambda args: 0)
     assert run_command(late, []) == 143
     assert "terminated" in one_line(capsys)
+
+
+def test_an_interrupt_repeats_no_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(args: Any) -> None:
+        threading.Timer(0.005, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        for i in itertools.count():
+            print(i)
+
+    for trial in range(40):  # the signal arrives while a line is written in about half of them
+        with (tmp_path / str(trial)).open("w+") as out, monkeypatch.context() as patch:
+            for name in ("stdout", "__stdout__"):
+                patch.setattr(sys, name, out)
+            assert run_command(Command("count", "Count.", lambda parser: None, run), []) == 130
+            sys.stdout.flush()
+            lines = (tmp_path / str(trial)).read_text().split("\n")[:-1]
+        assert lines == [str(i) for i in range(len(lines))]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
