@@ -142,7 +142,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     is_debug = is_debugging() or "--debug" in words
     for name, kind in (("stdout", Stream), ("stderr", MessageStream)):
         if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
             raw: Any = kind(stream.fileno(), "w", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
