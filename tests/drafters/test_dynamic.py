@@ -66,7 +66,7 @@ def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingD
     return GrowingDrafter(tiny_eagle(TARGET), TARGET, policy=policy, growth=growth, mode=mode, sampling=SAMPLING)
 
 
-@pytest.mark.parametrize(("nodes", "depth"), [(8, 2), (15, 4), (5, 5)])
+@pytest.mark.parametrize(("nodes", "depth"), [(8, 2), (15, 4), (5, 5), (3, 6)])
 def test_constant_probabilities_grow_the_best_static_tree(nodes: int, depth: int) -> None:
     drafter = growing(Constant(RATES), Growth(nodes=nodes, width=8, depth=depth))
     first = stepped(replace(tiny_decoder("eagle1"), drafter=drafter))[1][0].tree

@@ -217,7 +217,8 @@ class GrowingDrafter(EagleDrafter):
 
     def __init__(self, module: Eagle, target: Target, *, policy: Policy, growth: Growth, **how: Any) -> None:
         width = min(growth.width, target.config.vocab_size)
-        self.growth = dataclasses.replace(growth, width=width)
+        # a tree has no more depths than nodes
+        self.growth = growth = dataclasses.replace(growth, width=width, depth=min(growth.depth, growth.nodes))
         super().__init__(module, target, tree=from_widths((width,) * growth.depth), **how)
         if self.mode == "sampled" and not policy.is_predictable:
             raise ValueError(
