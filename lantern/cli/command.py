@@ -140,12 +140,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     """
     words = sys.argv[1:] if argv is None else argv
     is_debug = is_debugging() or "--debug" in words
-    for name, kind in (("stdout", Stream), ("stderr", MessageStream)):
-        if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
-        elif stream is getattr(sys, f"__{name}__"):
-            raw: Any = kind(stream.fileno(), "w", closefd=False)
-            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
+    open_streams()
     try:
         with Stopping() as stopping:
             parser = parser_of(command, prog or f"lantern-{command.name}", words)
@@ -169,6 +164,16 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
             traceback.print_exc()
         complain(explained(error))
         return REFUSED if isinstance(error, ValueError) else FAILED
+
+
+def open_streams() -> None:
+    """Replace stdout by a `Stream` and stderr by a `MessageStream`, unless they were set; open closed ones."""
+    for name, kind in (("stdout", Stream), ("stderr", MessageStream)):
+        if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
+            raw: Any = kind(stream.fileno(), "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
 
 
 def complain(message: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
 
-from lantern.cli.command import DONE, REFUSED, Command, OneOf, arg, command, complain, run_command
+from lantern.cli.command import DONE, REFUSED, Command, OneOf, arg, command, complain, open_streams, run_command
 from lantern.core.config import hint_for
 
 COMMANDS = {  # where each is, in lantern/cli
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(find(name), words[1:], prog=f"lantern {name}")
     if name in ("-h", "--help", "-V", "--version"):
         return run_command(LANTERN, words[:1], prog="lantern")
+    open_streams()
     unknown = f"unknown command {name[:40]!r}; {hint_for(name, COMMANDS)}"
     complain("a command comes before its options" if name.startswith("-") else unknown)
     return REFUSED

@@ -1,7 +1,6 @@
 """What all commands share: help, refusals in one line, exit codes, signals, standard output, and shell completion."""
 
 import io
-import itertools
 import os
 import shutil
 import signal
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: Capture) -> 
 def test_an_interrupt_repeats_no_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(args: Any) -> None:
         threading.Timer(0.005, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
-        for i in itertools.count():
+        for i in count():
             print(i)
 
     for trial in range(40):  # the signal arrives while a line is written in about half of them
@@ -145,7 +145,7 @@ def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
     ("stream", "words", "code"),
     [
         (">&-", "methods", 0),
-        *((stream, "methods nowhere", 2) for stream in ("2>&-", "2> /dev/full", "2> >(:)")),
+        *product(("2>&-", "2> /dev/full", "2> >(:)"), ("methods nowhere", "nowhere"), [2]),
     ],
 )
 def test_a_stream_that_takes_nothing_stops_nothing(stream: str, words: str, code: int) -> None:
