@@ -219,7 +219,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
         known = open_reference(reference, name=options.reference_name, room=Path(folder, "reference"))
         names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
-        check_numbers(names, len(pictures), len(known.pictures))
+        check_numbers(metrics, len(pictures), len(known.pictures))
         chosen = {name: METRICS[name] for name in names}
         where: dict[str, Any] = {"cache": options.cache, "device": options.device}
         ours = load_judges([one.judge for one in chosen.values() if PAIRS not in one.needs], weights, **where)

@@ -183,6 +183,7 @@ BAD = {
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "wanted equal numbers"),
     "pairs of two sizes": (["A", "--reference", "SMALL", "--metrics", "psnr"], "000.png is [3, 16, 16]: wanted"),
     "one image": (["A/000.png", "--reference", "A"], "kid: a set has 1 images, wanted at least 2"),
+    "one image for FID": (["A/000.png", "--reference", "A", "--metrics", "fid"], "fid: a set has 1 images"),
     "few neighbours": (["A", "--reference", "A", "--metrics", "fid", "recall"], "recall: a set has 3 images, wanted"),
     "moments of no metric": (["A", "--metrics", "is", "psnr", "--keep-moments", "x", "--reference", "A"], "add fid"),
     "too few draws": (["A", "--reference", "A", "--draws", "1"], "draws is 1, wanted at least 20, or 0"),
