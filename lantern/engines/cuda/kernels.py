@@ -425,12 +425,12 @@ def sample_kernel(
     scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)  # so that the best are distinct
     for choice in range(0, width):
         best = tl.minimum(tl.argmax(scores, 0), TOKENS - 1)  # where scores are NaN it may be any
-        place_of_best = (image * nodes + node) * width + choice
-        tl.store(OUT + place_of_best, best.to(tl.int64))
+        at_choice = (image * nodes + node) * width + choice
+        tl.store(OUT + at_choice, best.to(tl.int64))
         if CHANCES is not None:
             top = tl.max(scores, 0)
             chance = (top - largest) / spread - log_sum  # pyright: ignore
-            tl.store(CHANCES + place_of_best, tl.where(top > -1e38, chance, float("-inf")))  # pyright: ignore
+            tl.store(CHANCES + at_choice, tl.where(top > -1e38, chance, float("-inf")))  # pyright: ignore
         if GRID is not None:
             tl.store(GRID + image * grid_stride + place, best.to(tl.int64), mask=choice == 0)
         scores = tl.where(at == best, float("-inf"), scores)
