@@ -78,16 +78,15 @@ def log_p_at(
     BOUNDS and NORMS are what `summary_kernel` found.
     """
     row = image * nodes + tl.minimum(node, nodes - 1)
-    bound = tl.load(BOUNDS + row)
     if IS_GREEDY:
-        log_p = tl.where(inside & (at == bound), 0.0, float("-inf"))
+        log_p = tl.where(inside & (at == tl.load(BOUNDS + row)), 0.0, float("-inf"))
     else:
         scores = scores_at(
             *(LOGITS, VALUES, image, node, place, interval, values_stride, line_stride, node_stride),
             *(at, inside, IS_GUIDED, IS_GREEDY),
         )
         if HAS_TOP_K:
-            scores = tl.where(ordered(scores) >= bound, scores, float("-inf"))
+            scores = tl.where(ordered(scores) >= tl.load(BOUNDS + row), scores, float("-inf"))
         log_p = scores - tl.load(NORMS + row * 2) - tl.load(NORMS + row * 2 + 1)
     return log_p
 
