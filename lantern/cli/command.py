@@ -167,7 +167,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 
 
 def open_streams() -> None:
-    """Replace stdout by a `Stream` and stderr by a `MessageStream`, unless they were set; open closed ones."""
+    """Replace Python's own stdout by a `Stream`, its stderr by a `MessageStream`; open those that are closed."""
     for name, kind in (("stdout", Stream), ("stderr", MessageStream)):
         if (stream := getattr(sys, name)) is None:  # closed: `print` would write to the other one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
