@@ -183,7 +183,8 @@ def ancestors_of(parents: Int[Tensor, "*b n"], depth: int) -> Bool[Tensor, "*b n
     above, reach = parents, 1
     while reach <= depth:  # every round doubles the number of known ancestors
         found = found | found.gather(-2, above[..., None].expand_as(found))
-        above, reach = above.gather(-1, above), 2 * reach
+        reach *= 2
+        above = above.gather(-1, above) if reach <= depth else above
     return found
 
 

@@ -284,19 +284,19 @@ class Candidates:
         values   root 0 | a -1, b -2 | below a: c -1.5, below b: d -2.5
         best_nodes(2)    [root, a, c]
         """
-        best = self.values[:, 1:].topk(min(nodes, self.count - 1), dim=1).indices + 1
+        best = self.values[:, 1:].topk(min(nodes, self.count - 1), dim=1, sorted=False).indices + 1
         return torch.nn.functional.pad(best.sort(dim=1).values, (1, 0))
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The extended nodes of one depth: their numbers among the candidates, and what their children need.
+    """The extended nodes of one depth: which of its candidates they are, and what their children need.
 
     `parents` are indices in the frontier above; `seen` marks the staged nodes that each sees, its own depth last.
     `joint` is `reach` where nothing reads it.
     """
 
-    numbers: Int[Tensor, "b f"]
+    best: Int[Tensor, "b f"]
     parents: Int[Tensor, "b f"]
     tokens: Int[Tensor, "b f"]
     reach: Float[Tensor, "b f"]
@@ -304,35 +304,39 @@ class Frontier:
     seen: Bool[Tensor, "b f i"]
 
     def below(
-        self, children: Candidates, joint: Float[Tensor, "b m"] | None, identity: Bool[Tensor, "w w"], *, first: int
+        self,
+        children: Candidates,
+        joint: Float[Tensor, "b m"] | None,
+        pick: Int[Tensor, "b m"] | None,
+        identity: Bool[Tensor, "w w"],
     ) -> "Frontier":
-        """Return the best of its children, numbered from `first`; `identity` is that matrix, of the width."""
+        """Return the best of its children, which are those at `pick` (None: all); `identity` has the width's size."""
         width = len(identity)
         reach, best = children.values.topk(min(width, children.count), dim=1)
-        parents = children.places.gather(1, best) // width
+        parents = (best if pick is None else pick.gather(1, best)) // width
         own = identity[: best.shape[1], : best.shape[1]].expand(len(best), -1, -1)
         above = self.seen.gather(1, parents[..., None].expand(-1, -1, self.seen.shape[2]))
         tokens, joint = children.tokens.gather(1, best), reach if joint is None else joint.gather(1, best)
-        return Frontier(first + best, parents, tokens, reach, joint, torch.cat([above, own], 2))
+        return Frontier(best, parents, tokens, reach, joint, torch.cat([above, own], 2))
 
 
 def shape_of(
     candidates: Candidates,
     kept: Int[Tensor, "b n"],
-    fronts: Sequence[Frontier],
+    inner: Int[Tensor, "b i"],
     depths: Int[Tensor, " p"],
     starts: Int[Tensor, " p"],
-    width: int,
+    widths: tuple[int, ...],
 ) -> TreeShape:
     """Return the shape of the tree of these candidates, in which a parent comes before its children.
 
-    `depths` are those of all candidates, `starts` the nodes of the frontiers before that of each one's parent. A node
-    has at most `width` children.
+    `inner` are the candidates of all frontiers, `starts` the number of them before the frontier of each one's parent,
+    `depths` those of all candidates, `widths` those of the shape.
     """
     places = candidates.places.gather(1, kept)
     depth, start = (each.expand_as(candidates.places).gather(1, kept) for each in (depths, starts))
-    above = torch.cat([front.numbers for front in fronts], 1).gather(1, start + places // width)
+    above = inner.gather(1, start + places // widths[0])
     order = torch.arange(kept.shape[1], device=kept.device)
     numbers = torch.zeros_like(candidates.tokens).scatter(1, kept, order.expand_as(kept))
     parents = numbers.gather(1, above)
-    return TreeShape(parents, places % width, depth, ancestors_of(parents, len(fronts)), (width,) * len(fronts))
+    return TreeShape(parents, places % widths[0], depth, ancestors_of(parents, len(widths)), widths)

@@ -253,14 +253,21 @@ class GrowingDrafter(EagleDrafter):
         self.side = round(self.count**0.5)
         width, front = self.growth.width, 1
         self.held.children = torch.arange(width**2, device=device)
+        # Among equals the earlier sibling: rejection tests samples in order and skips none.
+        self.held.elder = self.held.children % width * MAX_LOG
+        self.held.stopped = torch.tensor(STOPPED, device=device)
+        self.held.limits = torch.tensor([torch.finfo(torch.float32).min, torch.inf], device=device)
         self.held.identity = torch.eye(width, dtype=torch.bool, device=device)
-        depths, starts, above = [0], [0], 0  # of the candidates: their depth, and where their parents' frontier starts
+        # of candidates: their depth, and where their parents' frontier starts; of inner nodes: where their depth starts
+        depths, starts, firsts, above = [0], [0], [0], 0
         for depth in range(self.depth):
             count = front * width if self.sizes is None else min(self.sizes[depth], front * width)
+            firsts += [len(depths)] * min(width, count)
             depths += [depth + 1] * count
             starts += [above] * count
             above, front = above + front, min(width, count)
-        self.held.depths, self.held.starts = torch.tensor(depths, device=device), torch.tensor(starts, device=device)
+        numbers = {"depths": depths, "starts": starts, "firsts": firsts}
+        self.held.assign(**{name: torch.tensor(each, device=device) for name, each in numbers.items()})
         self.held.seen = torch.full((images, self.count + 1), PRIOR, dtype=torch.float32, device=device)
         self.policy.begin(images, device)
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
@@ -289,8 +296,9 @@ class GrowingDrafter(EagleDrafter):
         features = self._read_pending()
         root, zeros = self._root, torch.zeros_like(self._root)
         certain = zeros.float()
-        parts, count = [Candidates(root, zeros, certain)], 1
+        parts = [Candidates(root, zeros, certain)]
         inside = self.known[:, None] + self.held.ahead[:passes] < self.count
+        least = torch.where(inside, *self.held.limits)[..., None, None]
         front = Frontier(zeros, zeros, root, certain, certain, root.new_empty(*root.shape, 0, dtype=torch.bool))
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
@@ -313,23 +321,22 @@ class GrowingDrafter(EagleDrafter):
             fronts.append(front)
             layers.append(layer)
             chances = self.policy.chances(shown)
-            is_live = (chances > -torch.inf) & inside[:, depth, None, None]
-            chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
+            chances = torch.where(chances >= least[:, depth], chances.clamp(MIN_LOG, MAX_LOG), self.held.stopped)
             more, joint, pick = self._candidates(front, layer, chances)
             parts.append(more)
             picks.append(pick)
             if depth + 1 < passes:
-                front = front.below(more, joint, self.held.identity, first=count)
-            count += more.count
+                front = front.below(more, joint, pick, self.held.identity)
         found = Candidates.joined(parts)
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         self._request_size(found, passes)
         depths, starts = (held[: found.count] for held in (self.held.depths, self.held.starts))
-        shape, below = shape_of(found, kept, fronts, depths, starts, self.growth.width), None
+        best = torch.cat([front.best for front in fronts], 1)
+        inner = best + self.held.firsts[: best.shape[1]]
+        shape, below = shape_of(found, kept, inner, depths, starts, (self.growth.width,) * passes), None
         if self.records_log_q:  # of the children of each node; of leaves that of the root
-            numbers = torch.cat([front.numbers for front in fronts], 1)
-            order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
-            rows = torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept)
+            order = torch.arange(inner.shape[1], device=kept.device).expand_as(inner)
+            rows = torch.zeros_like(found.tokens).scatter(1, inner, order).gather(1, kept)
             below = rows_at(torch.cat(log_qs, 1), rows)
         traits = self._traits(layers, picks, kept) if self.records_traits else None
         return DraftTree(found.tokens.gather(1, kept), shape, self.mode, below, traits=traits)
@@ -353,9 +360,8 @@ class GrowingDrafter(EagleDrafter):
 
     def _picked(self, values: Float[Tensor, "b m"], size: int) -> Int[Tensor, "b k"]:
         """Return the best children of a frontier, `size` at most, in order."""
-        # Among equals the earlier sibling: rejection tests samples in order and skips none.
-        elder = self.held.children[: values.shape[1]] % self.growth.width * MAX_LOG
-        return (values + elder).topk(min(size, values.shape[1]), dim=1).indices.sort(dim=1).values
+        earliest = values + self.held.elder[: values.shape[1]]
+        return earliest.topk(min(size, values.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
 
     def _traits(self, layers: list[Layer], picks: list[Tensor | None], kept: Int[Tensor, "b n"]) -> Traits:
         """Return what is known of the nodes of the tree, for the records."""
