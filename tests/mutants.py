@@ -312,8 +312,8 @@ drafters/eagle/drafter.py: drafters/test_drafts_match_training.py
 drafters/eagle/drafter.py: drafters/test_dynamic.py
 - starts += [above] * count
 + starts += [0] * count
-- .scatter(1, numbers, order).gather(1, kept)
-+ .scatter(1, numbers, order)[:, : kept.shape[1]]
+- .scatter(1, inner, order).gather(1, kept)
++ .scatter(1, inner, order)[:, : kept.shape[1]]
 
 drafters/eagle/networks.py: drafters/test_eagle.py
 - return torch.cat([self.embed_tokens(tokens), features], dim=-1)
@@ -416,8 +416,8 @@ drafters/policies.py: drafters/policies
 + (layer.depth > 1)
 
 core/types.py: drafters
-- above, reach = above.gather(-1, above), 2 * reach
-+ above, reach = above.gather(-1, above), 4 * reach
+- reach *= 2
++ reach *= 4
 
 drafters/trees.py: drafters/test_dynamic.py
 - parents = numbers.gather(1, above)
