@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import sys
 import types
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -23,6 +24,7 @@ EMBEDDED_MODEL = "lantern-emoji"
 HUB_PATTERNS = ("SHA256SUMS", "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md")
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
+LARGEST = sys.float_info.max  # a whole number beyond it is no float
 MAX_NEIGHBOURS = 1024  # columns of a proximity table
 DEBUG_VARIABLE = "LANTERN_DEBUG"
 # torch raises RuntimeError for all of these, so only the text identifies them
@@ -44,7 +46,7 @@ Config = TypeVar("Config")
 def check_number(name: str, value: Any, low: float, high: float = math.inf, *, kind: type = float) -> None:
     """Raise ValueError unless a setting is a finite number from `low` to `high`, and a whole one if `kind` is int."""
     is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:
+    if not is_number or not low <= value <= min(high, LARGEST):
         noun, most = "whole number" if kind is int else "number", f"to {high:g}" if high < math.inf else "on"
         raise ValueError(f"{name} is {value!r:.40}, wanted a {noun} from {low:g} {most}")
 
@@ -198,7 +200,7 @@ def _convert(value: Any, hint: Any, source: str | Path, key: str) -> Any:
     if kind is Literal:
         fits = any(value == option and type(value) is type(option) for option in inner)
     elif hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
     elif hint is int:
         fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
     else:

@@ -7,7 +7,6 @@ what it promises, are read from the description. Trained networks that methods r
 
 import dataclasses
 import inspect
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from lantern.core.config import MAX_NEIGHBOURS, as_number, hint_for, nearest
+from lantern.core.config import LARGEST, MAX_NEIGHBOURS, as_number, hint_for, nearest
 
 Promise = Literal["tokens", "distribution", "relaxed"]
 PROMISES: dict[str, str] = {
@@ -85,8 +84,8 @@ class Option:
         is_legal = isinstance(value, (int, float) if kind is float else kind)
         is_legal = is_legal and isinstance(value, bool) == (kind is bool)
         if is_legal and kind in (int, float):
-            low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
-            is_legal = math.isfinite(float(value)) and low <= float(value) <= high
+            low, high = -LARGEST if self.low is None else self.low, LARGEST if self.high is None else self.high
+            is_legal = low <= value <= high
         if not is_legal or (self.choices and value not in self.choices):
             shown = f'"{value[:40]}"' if isinstance(value, str) else str(value)[:40]
             raise ValueError(

@@ -123,6 +123,7 @@ def test_nested_configs_are_built(tmp_path: Path) -> None:
         ({"shape": {"wide": 10**30}}, "wanted int"),
         ({"shape": {"wide": 0}}, "shape: wide is 0, wanted at least 1"),
         ({"shape": {"rate": float("nan")}}, "rate is 'nan', wanted float"),
+        ({"shape": {"rate": 10**400}}, "wanted float"),
         ({"shape": {"kind": "c"}}, "kind is 'c'"),
         ({"shape": {"sides": [1, "x"]}}, "sides is"),
         ({"shape": {"note": 3}}, "note is '3'"),

@@ -71,6 +71,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
     [
         *product(("guidance", "temperature", "top_p"), (math.nan, math.inf, -1.0, 1e30)),
         *(("temperature", 1e-9), ("top_p", 0.0), ("top_k", -1), ("guidance_interval", -2)),
+        *(("guidance", 10**400), ("top_k", 10**400)),  # too large for a float
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(name: str, bad: float) -> None:

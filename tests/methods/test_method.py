@@ -87,6 +87,7 @@ LACKED = 'method "lantern" has no setting window: it takes tree, k, delta, resid
     ("name", "options", "message"),
     [
         ("lantern", {"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
+        ("gumbel-jacobi", {"window": 10**400}, "wanted a whole number from 2 to"),
         ("lantern", {"residual": "papre"}, "wanted one of paper, released, cool; did you mean 'paper'"),
         ("lantern", {"window": 4}, LACKED),
         ("lantern-released", {"k": 1024}, "k asks for 1025 nearest tokens"),
