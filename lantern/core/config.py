@@ -51,6 +51,13 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, k
         raise ValueError(f"{name} is {value!r:.40}, wanted a {noun} from {low:g} {most}")
 
 
+def check_key(seed: Any, number: Any) -> None:
+    """Raise ValueError for a seed or an image number that is no whole number from 0 to 2**63 - 1."""
+    for name, value in (("seed", seed), ("image number", number)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+            raise ValueError(f"{name} is {value}, wanted a whole number from 0 to 2**63 - 1")
+
+
 def check_least(config: Any, **least: float) -> None:
     """Raise ValueError unless these fields of a config are finite numbers of at least the given ones."""
     for name, low in least.items():

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.core.config import as_number, check_number
+from lantern.core.config import as_number, check_key, check_number
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
@@ -374,10 +374,8 @@ class Noise:
         is_silent: bool = False,
         make_uniforms: Callable[..., None] | None = None,
     ) -> None:
-        for name, values in zip(("seed", "image number"), zip(*keys, strict=True), strict=False):
-            for value in values:
-                if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-                    raise ValueError(f"{name} is {value}, wanted a whole number from 0 to 2**63 - 1")
+        for key in keys:
+            check_key(*key)
         self.positions = positions
         self.vocab_size = vocab_size
         self.device = torch.device(device)

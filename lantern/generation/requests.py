@@ -14,7 +14,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from lantern.core.config import as_number, check_number, one_line, shipped_folder
+from lantern.core.config import as_number, check_key, check_number, one_line, shipped_folder
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -242,8 +242,8 @@ def check_call(output_type: str, callback: Any, names: Sequence[str], images: in
 def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels: bool = False) -> None:
     """Raise ValueError for a request that this model cannot serve.
 
-    That is a prompt for a model of classes or the reverse, a class that does not exist, an empty prompt, or
-    `with_pixels` any request to a model without a VQ decoder.
+    That is a prompt for a model of classes or the reverse, a class that does not exist, an empty prompt, a seed out of
+    range, or `with_pixels` any request to a model without a VQ decoder.
     """
     if not requested:
         raise ValueError("got no prompt and no class label, wanted at least one")
@@ -252,6 +252,7 @@ def check_requests(model: "Model", requested: Sequence[Request], *, with_pixels:
         raise ValueError(f"model {model.name} has no VQ decoder: it can make tokens but no images{place}")
     classes = model.target.config.num_classes
     for request in requested:
+        check_key(request.seed, request.number)
         if request.condition is not None and request.label is None:
             continue  # `requests_of_call` has checked it
         if (request.prompt is None) == (request.label is None):

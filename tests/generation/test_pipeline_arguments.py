@@ -20,6 +20,7 @@ from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternTransformer
+from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.refusals import refused
@@ -59,6 +60,7 @@ def test_what_is_no_model_is_refused_by_its_value(copied: Path) -> None:
         (TypeError, {"sampling": 5}, "sampling is '5', wanted a Sampling"),
         *((TypeError, {"requested": x}, "of type") for x in ("a red apple", 3, ["a", 4.5], [None], [True])),
         *((ValueError, {"batch": x}, f"batch is {x}, wanted a whole number from 1") for x in (0, -1, 1.5, None)),
+        (ValueError, {"requested": [Request("a cat"), Request("a cat", seed=-1)]}, "seed is -1"),
     ],
     ids=str,
 )
