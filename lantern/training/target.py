@@ -61,6 +61,8 @@ class TargetConfig:
             check_number(name, vars(self)[name], 0, 1)
         if min(self.kinds.values(), default=0) < 0 or not any(self.kinds.values()):
             raise ValueError(f"kinds is {self.kinds!r:.80}, wanted weights of kinds: none below 0 and one above")
+        if self.model.model_type == "c2i" and not self.model.class_dropout_prob:
+            raise ValueError("class_dropout_prob is 0, wanted above 0: guidance needs an unconditional class")
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
 

@@ -208,7 +208,7 @@ class Rotary(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """Class number to one conditioning slot; the last row is the unconditional class."""
+    """Class number to one conditioning slot; a row behind the classes is unconditional, if labels were dropped."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -220,7 +220,9 @@ class LabelEmbedder(nn.Module):
         return self.embedding_table(labels)[:, None]
 
     def unconditional(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
-        """Return the guidance row of each label."""
+        """Return the guidance row of each label; ValueError where no label was dropped in training."""
+        if len(self.embedding_table.weight) == self.num_classes:
+            raise ValueError("the model has no unconditional class, which guidance needs: give guidance 1")
         return self(torch.full_like(labels, self.num_classes))
 
 
@@ -414,8 +416,9 @@ class Transformer(nn.Module, Target):
         unconditional caption.
         """
         most, negative = self.config.cls_token_num, condition.negative if rows == 2 else None
-        if condition.tokens is not None:
-            raise ValueError("this model takes captions or class labels, got tokens: use its own text encoder")
+        is_t2i = self.config.model_type == "t2i"
+        if (condition.embeddings if is_t2i else condition.labels) is None:
+            raise ValueError(f"this model takes {'captions' if is_t2i else 'class labels'}, got another condition")
         if negative is not None and whole:
             raise ValueError(
                 "this drafter reads the slots of the prompt, and takes no negative prompt: use another method"

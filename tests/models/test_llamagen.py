@@ -14,7 +14,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from tests import tiny_transformers as tiny
 from tests.refusals import refused
-from tests.tiny import initialised
+from tests.tiny import initialised, tiny_condition, tiny_config, tiny_target
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
@@ -118,3 +118,14 @@ def test_bad_grids_and_configs_are_refused(vq: VQVAE) -> None:
     changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}]
     for changes in changed:
         refused(VQConfig, **changes, match="wanted")
+
+
+def test_a_condition_of_another_kind_and_guidance_without_an_unconditional_class_are_refused() -> None:
+    captions, labels = tiny_condition(), Condition(labels=torch.tensor([1]))
+    tokens = Condition(tokens=torch.zeros(1, 2, 3, dtype=torch.long), mask=torch.ones(1, 2, 3, dtype=torch.bool))
+    classes = Transformer(tiny_config(model_type="c2i", cls_token_num=1, class_dropout_prob=0.0)).eval()
+    for target, takes, others in ((tiny_target(), "captions", labels), (classes, "class labels", captions)):
+        for other in (others, tokens):
+            refused(target.read, other, 1, match=f"takes {takes}, got another condition")
+    assert len(classes.read(labels, 1).logits) == 1
+    refused(classes.read, labels, 2, match="no unconditional class, which guidance needs: give guidance 1")

@@ -75,6 +75,8 @@ def test_unfit_sizes_are_refused_before_training(tmp_path: Path) -> None:
     for name, size, fit in (("vocab_size", 32, 24), ("block_size", 4, 16), ("caption_dim", 16, 8)):
         changed: dict[str, Any] = {name: size}
         refused(task_of, tmp_path, 2, **changed, match=f"{name} of the model is {size}, wanted {fit}")
+    match = "class_dropout_prob is 0, wanted above 0"
+    refused(TargetConfig, replace(MODEL, model_type="c2i", class_dropout_prob=0.0), LoopConfig(2), match=match)
     refused(task_of, tmp_path, 2, cls_token_num=2, match="slots is 4, wanted at most the model's cls_token_num, 2")
 
 
