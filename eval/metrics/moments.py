@@ -124,7 +124,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room:
         try:
             with np.load(given, allow_pickle=False) as file:
                 mean, covariance = (torch.from_numpy(file[key].astype(np.float64)) for key in ("mu", "sigma"))
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # zipfile, zlib and NumPy raise of every kind for damaged files
             raise ValueError(f"{given} has no mu and sigma: {one_line(error)}") from error
         if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
             raise ValueError(f"{given}: mu {list(mean.shape)}, sigma {list(covariance.shape)}, wanted [c] and [c, c]")

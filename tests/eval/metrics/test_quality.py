@@ -153,6 +153,10 @@ def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str
     assert found.interval is not None and found.interval[0] <= found.value <= found.interval[1]
     assert "does not name its network and resize" in found.warning
     refused(measure, paths, path, ["kid"], weights=weights, match="support only FID")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], whole.replace(b"\0" * 64, b"\1" * 64)):
+        path.write_bytes(damaged)
+        refused(measure, paths, path, ["fid"], weights=weights, match="reference.npz has no mu and sigma")
     np.savez(path, mu=np.full(FEATURES, np.nan), sigma=np.eye(FEATURES))
     refused(measure, paths, path, ["fid"], weights=weights, match="reference.npz: tensor 'mu'")
 
