@@ -73,7 +73,7 @@ def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tupl
     lines = list[Line]()
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         value = None
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             value = json.loads(line)
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number} is damaged: delete that line")

@@ -113,7 +113,7 @@ class Prepared:
             for values in map(json.loads, lines):
                 captions = tuple((text, weight) for text, weight in values.pop("captions"))
                 records.append(Record(captions=captions, concepts=tuple(values.pop("concepts")), **values))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, digest)
 
@@ -424,7 +424,7 @@ def json_captions(data: bytes) -> tuple[str, ...]:
     """Return the captions of a JSON member: a text or a list of texts under the first of CAPTION_FIELDS."""
     try:
         values: Any = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     fields = (values.get(name) for name in CAPTION_FIELDS) if isinstance(values, dict) else ()
     found = next((field for field in fields if isinstance(field, str | list)), "")

@@ -11,7 +11,17 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
-from lantern.training.data import DataConfig, Prepared, Record, Summary, held_or_trained, prepare, write_prepared
+from lantern.training.data import (
+    RECORDS,
+    SUMMARY,
+    DataConfig,
+    Prepared,
+    Record,
+    Summary,
+    held_or_trained,
+    prepare,
+    write_prepared,
+)
 from lantern.training.features import Conditions, encode_captions
 from lantern.training.stages import read_config
 from tests.cli.calls import Capture
@@ -90,6 +100,10 @@ def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) ->
     assert "no prepared data" in refused(prepare, DataConfig(source="folder", path=Path("x")), out=tmp_path)
     assert "holds no prepared data" in refused(Prepared.open, tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+    (tmp_path / SUMMARY).write_text('{"sha256": ""}')
+    for damaged in ("3", "[" * 100_000):
+        (tmp_path / RECORDS).write_text(damaged)
+        assert "holds no prepared data" in refused(Prepared.open, tmp_path)
 
 
 def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path, capsys: Capture) -> None:
@@ -140,7 +154,8 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     picture, wide = encoded(np.full((8, 8, 3), 7, np.uint8)), encoded(np.zeros((9, 5, 3), np.uint8), "WEBP")
     files = {"a.png": picture, "a.txt": b"first", "b.json": b'{"caption": "second"}', "b.jpg": picture}
-    archive(tmp_path / "in" / "0.tar", files | {"c.png": picture})
+    deep = {"c.png": picture, "c.json": b"[" * 100_000}
+    archive(tmp_path / "in" / "0.tar", files | deep)
     archive(tmp_path / "in" / "1.tar", {"x/d.webp": wide, "x/d.txt": b"third"})
     prepared, summary = made(tmp_path, {}, "webdataset")
     assert [r.captions[0][0] for r in prepared.records] == ["first", "second", "third"]

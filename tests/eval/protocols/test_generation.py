@@ -197,7 +197,7 @@ def test_another_fingerprint_is_rejected_by_a_difference_that_shows(
         refused(read, match=f"begun with {message}")
 
 
-@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"id": 3}\n'])
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"id": 3}\n', b"[" * 100_000 + b"\n"])
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "manifest-1-of-1.jsonl").write_bytes(b'{"fingerprint": {}}\n' + line)
     refused(read_entries, tmp_path, match=r"manifest-1-of-1\.jsonl, line 2 is .*delete that line")
