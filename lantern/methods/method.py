@@ -69,7 +69,7 @@ class Option:
 
     def parse(self, text: str) -> Any:
         """Return the value that a text stands for; ValueError if it stands for none."""
-        kind = float if self.is_share and "." in text else type(self.default)
+        kind = float if self.is_share and {*".e"} & {*text.lower()} else type(self.default)
         try:
             value = {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):

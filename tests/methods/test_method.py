@@ -225,6 +225,6 @@ def test_wrong_declarations_are_refused() -> None:
 
 def test_a_number_of_neighbours_may_be_a_share_of_the_codebook() -> None:
     k = METHODS["lantern"].option("k")
-    assert [k.parse(text) for text in ("0", "125", "0.061", "1")] == [0, 125, 0.061, 1]
+    assert [k.parse(text) for text in ("0", "125", "0.061", "1", "1e-05")] == [0, 125, 0.061, 1, 1e-05]
     for text in ("1.5", "0.0", "-0.2", "1025", "nan", "0.x"):
         assert "wanted a whole number from 0 to 1024, or a share between 0 and 1" in refused(k.parse, text)
