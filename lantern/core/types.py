@@ -493,11 +493,6 @@ class Generation:
     known: Int[Tensor, " b"] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def tokens_per_step(self) -> Float[Tensor, " b"]:
-        """Tokens committed per target pass (tau), bonus tokens and the pass over the prompt included."""
-        return self.tokens.shape[1] / self.steps.float()
-
 
 def copy_all(values: list[Tensor], into: list[Tensor]) -> None:
     """Copy tensors, on a GPU in one launch for each dtype."""
