@@ -186,7 +186,7 @@ def random_captions(config: TransformerConfig, images: int, device: torch.device
 
 
 def script(tau: float, tokens: int) -> list[int]:
-    """Return the tokens that each step commits: `tokens` in total, with mean `tau` up to less than one token.
+    """Return the tokens that each step commits: at least `tokens` in total, with mean `tau` up to less than one token.
 
     The token of the prefill is not counted. ValueError for a tau below 1.
     """

@@ -163,7 +163,8 @@ def grown(nodes: int, depth: int, rates: Sequence[float] = RATES) -> StaticTree:
     """Return the tree of this many drafted nodes, no deeper than `depth`, with the highest mean accepted length.
 
     `rates[r]` is the probability that the child of rank r is accepted, the same below every node. The value of a node
-    is the product along its path, and the nodes of highest value are taken.
+    is the product along its path, and the nodes of highest value are taken. A node has no more children than there are
+    rates, so a shallow tree may have fewer nodes.
     """
     open_nodes: list[tuple[float, Choice]] = [(-rates[0], (0,))]
     choices: list[Choice] = []
