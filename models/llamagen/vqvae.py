@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from lantern.core.config import check_number
 from lantern.models.llamagen.transformer import check_limits
 
 CODEBOOK_USED = "quantize.codebook_used"  # a usage diagnostic among the tensors of a VQVAE, which some files lack
@@ -40,6 +41,7 @@ class VQConfig:
         if not self.encoder_ch_mult or len(self.encoder_ch_mult) != len(self.decoder_ch_mult):
             wanted = "wanted one entry a resolution in each"
             raise ValueError(f"encoder_ch_mult and decoder_ch_mult differ in length, {wanted}")
+        check_number("dropout_p", self.dropout_p, 0, 1)
         check_limits(self, "codebook_size", "codebook_embed_dim", "z_channels", "ch", "num_res_blocks")
 
     @property

@@ -115,9 +115,11 @@ def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> N
 
 def test_bad_grids_and_configs_are_refused(vq: VQVAE) -> None:
     refused(vq.decode, torch.zeros(1, 15, dtype=torch.long), match="got 15 tokens an image, wanted a square grid")
-    changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}]
+    changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}, {"dropout_p": 2.0}]
     for changes in changed:
         refused(VQConfig, **changes, match="wanted")
+    for name in ("token_dropout_p", "attn_dropout_p", "class_dropout_prob"):
+        refused(lambda name=name: tiny_config(**{name: 1.5}), match=f"{name} is 1.5, wanted a number from 0 to 1")
 
 
 def test_a_condition_of_another_kind_and_guidance_without_an_unconditional_class_are_refused() -> None:
