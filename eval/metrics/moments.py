@@ -122,7 +122,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room:
         return Reference(name or given.name, (), stored.gaussian, stored.count, sha256_of(given), stored.made_with)
     if given.suffix == ".npz":
         try:
-            with np.load(given, allow_pickle=False) as file:
+            with given.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 mean, covariance = (torch.from_numpy(file[key].astype(np.float64)) for key in ("mu", "sigma"))
         except Exception as error:  # zipfile, zlib and NumPy raise of every kind for damaged files
             raise ValueError(f"{given} has no mu and sigma: {one_line(error)}") from error

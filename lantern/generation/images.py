@@ -320,7 +320,7 @@ def save_image(
     # not to the file itself, where Pillow's JPEG encoder takes a short write, as of a full disk, for a whole one
     image.save(whole := BytesIO(), **save_options(FORMATS[Path(path).suffix.lower()], facts, quality=quality))
     with atomic_write(path, is_new=is_new) as temporary:
-        temporary.write_bytes(whole.getbuffer())
+        temporary.write_bytes(whole.getvalue())
 
 
 def save_options(form: str, facts: Mapping[str, Any], *, quality: int = QUALITY) -> dict[str, Any]:

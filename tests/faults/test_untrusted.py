@@ -88,16 +88,21 @@ def test_checksums_are_those_of_sha256sum_and_are_compared_unless_files_are_not_
         ({"norm_eps": -1}, "norm_eps is -1, wanted above 0"),
         ({"cls_token_num": 0}, "cls_token_num is 0, wanted from 1"),
         ({"vocab_size": 7}, "has shape"),
-        (
-            {"attn_dropout_p": 1.5, "resid_dropout_p": 1.5},
-            r"config\.json describes a module that cannot be built: dropout probability",
-        ),
+        ({"attn_dropout_p": 1.5}, "attn_dropout_p is 1.5, wanted a number from 0 to 1"),
     ],
     ids=str,
 )
 def test_a_config_unlike_its_weights_is_refused(component: Path, values: dict[str, Any], message: str) -> None:
     change(component / CONFIG_NAME, **values)
     refused(load, component, match=f"{component}.*({message})")
+
+
+def test_a_module_that_cannot_be_built_names_its_config(component: Path) -> None:
+    def build(config: TransformerConfig) -> Transformer:
+        raise RuntimeError("sizes differ")
+
+    message = rf"{component / CONFIG_NAME} describes a module that cannot be built: sizes differ"
+    refused(load_component, build, TransformerConfig, component, match=message)
 
 
 @pytest.mark.parametrize(("field", "value"), [("num_layers", 10**6), ("d_model", -1), ("vocab_size", "x")])

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
@@ -83,6 +84,12 @@ class Server(uvicorn.Server):
         """Return whether to end."""
         is_over = self._stopping.is_requested or not self._service.worker.is_alive()
         return await super().on_tick(counter) or is_over
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; after a second Ctrl-C without waiting for connections, which `wait_closed` does since Python 3.12."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            self.servers = []
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the images under way; after `drain` seconds, or Ctrl-C after another signal that uvicorn handles, they
