@@ -187,6 +187,15 @@ class WeakRefs(list["ref[Tensor]"]):
         return WeakRefs, ()
 
 
+def submodules(module: nn.Module) -> list[nn.Module]:
+    """Return a module and all below it; `modules()`, which makes names, takes several times as long."""
+    found = [module]
+    for one in found:  # its own are appended meanwhile
+        if one._modules:
+            found += [child for child in one._modules.values() if child is not None]
+    return found
+
+
 def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight does, a dtype or device, or a submodule, and that equals no other
     if any of them `is_foreign`, whose results may change without its weights.
@@ -196,12 +205,12 @@ def weights_of(module: Any) -> tuple[Any, ...]:
     weights of a subclass of Tensor take eight times as long if it is asked.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        found, modules, tensors = list[Any](), [module], list[Tensor]()
-        if not isinstance(module, nn.Module):
-            modules, tensors = [], [*module.parameters()]
-        for one in modules:  # its submodules are appended meanwhile
-            if one._modules:
-                modules += [child for child in one._modules.values() if child is not None]
+        found, modules, tensors = list[Any](), list[nn.Module](), list[Tensor]()
+        if isinstance(module, nn.Module):
+            modules = submodules(module)
+        else:
+            tensors += module.parameters()
+        for one in modules:
             tensors += [p for p in one._parameters.values() if p is not None]
             if one._buffers:
                 kept = one._buffers.keys() - one._non_persistent_buffers_set
@@ -233,6 +242,8 @@ def left_out(module: Any) -> str | None:
     """Return what a pass that reads weights itself would leave out, or None for nothing: a hook, a replaced forward, or
     a module of another library, such as an adapter.
     """
+    if not any(map(is_foreign, submodules(module))):
+        return None
     for name, one in module.named_modules():
         if is_foreign(one):
             library, name = type(one).__module__.partition(".")[0], name or "the model"

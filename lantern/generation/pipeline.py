@@ -619,11 +619,13 @@ class LanternPipeline(DiffusionPipeline):
 
     def _generator(self, model: Model, method: Method, sampling: Sampling, **how: Any) -> tuple[Any, Generator]:
         """Return what a decoder is built from, and a generator, with the last call's decoder if that is the same."""
+        kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own
+        if not model.engine.captures:
+            return None, Generator(model, method, sampling, **how)
+        # decoders whose rounds are captured are kept: they serve all samplings of one form
         modules = [model.target, model.vq, *(model.add_ons.get(name) for name in method.made.needs)]
         weights = [None if module is None else weights_of(module) for module in modules]
-        # only decoders whose rounds are captured are kept: they serve all samplings of one form
         built_from = (method, sampling.form, model.engine, how["debug"], weights)
-        kept, self._kept = self._kept, None  # a call within a callback has a decoder of its own
         parts: dict[str, Any] = {"parts": kept[1]} if kept is not None and kept[0] == built_from else {}
         return built_from, Generator(model, method, sampling, **parts, **how)
 

@@ -26,6 +26,7 @@ from lantern.core.weights import (
     left_out,
     quantized,
     read_in_passes,
+    submodules,
 )
 from lantern.decoding.statistics import write_tokens
 from lantern.engines.cpu.build import library
@@ -149,7 +150,7 @@ def check_weights(module: nn.Module) -> None:
         raise ValueError(f"the cpu engine is for CPUs, the model is on {weight.device.type}: use another engine")
     if weight.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"the cpu engine computes in fp32 or bf16, the model is in {weight.dtype}: choose one of them")
-    weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
+    weights = [linear.weight for linear in submodules(module) if isinstance(linear, nn.Linear)]
     if any(is_quantized(weight) and not isinstance(weight, Int8Weight) for weight in weights):
         raise ValueError(
             "the cpu engine reads weights in full or in int8, these are quantized otherwise: use --engine eager or "
