@@ -510,6 +510,8 @@ engines/cpu/sampling.h: engines/cpu/test_sampling.py
 + if (total > k) found |= bit;
 - where <= interval + 1
 + where <= interval
+- std::fill(to + count, to + whole, NAN)
++ std::fill(to + count, to + whole, 0.0f)
 
 engines/cpu/mixture.h: engines/cpu/test_sampling.py
 - (cap - 1) * own
