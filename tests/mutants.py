@@ -556,8 +556,14 @@ engines/cpu/draft.h: engines/cpu/test_steps.py
 engines/cpu/noise.h: engines/cpu/test_steps.py
 - k1 += 0xBB67AE85
 + k1 += 0xBB67AE84
-- i < 4 * count; i++
-+ i < 4 * count - 4; i++
+- j < std::min(i + PAIR, 4 * queued)
++ j < i + PAIR - 1
+- 34 * LOG_2
++ 3 * LOG_2
+- - whole + 1.0) * LOG_2
++ - whole) * LOG_2
+- sums[at - 1] < sum; at--
++ sums[at - 1] < sum; at = 0
 
 engines/cpu/rejection.h: engines/cpu/test_steps.py
 - std::exchange(q[before], 0.0f)

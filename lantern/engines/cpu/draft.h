@@ -112,6 +112,7 @@ struct Drafts {
             const bool is_greedy = image.temperature == 0;
             const Distribution q = {vocab, is_greedy ? 0 : image.top_k, image.interval, image.guidance, image.temperature};
             const int64_t where = number(image, of.masks ? node : depth);
+            int64_t *best = &ranked[size_t(task / level.nodes) * total + begin + node * level.width];
             float *sums = scores[thread].data();
             const float *noise = image.noise ? image.noise + where * vocab : nullptr;
             q.score(&logits[size_t(task) * vocab], nullptr, where, noise, sums, room[thread].data());
@@ -119,9 +120,10 @@ struct Drafts {
                 float *kept = image.test->q + size_t(row + node) * vocab;
                 std::copy_n(sums, vocab, kept);
                 softmax(kept, vocab);
-                add_gumbel(image.test->drafts, where, vocab, sums);
+                take_with_gumbel(image.test->drafts, where, vocab, sums, level.width, best);
+            } else {
+                q.take(sums, level.width, best);
             }
-            q.take(sums, level.width, &ranked[size_t(task / level.nodes) * total + begin + node * level.width]);
         }
     }
 

@@ -36,24 +36,48 @@ inline void uniforms_of(const Stream &of, int64_t where, const uint32_t *blocks,
     }
 }
 
-// Adds Gumbel noise to the scores of a token number; scores of -inf need none.
-inline void add_gumbel(const Stream &of, int64_t where, int vocab, float *scores) {
-    uint32_t blocks[BLOCKS] = {};
+// Writes the tokens of the `count` largest sums of score and Gumbel noise, in descending order, the lowest number among
+// equals, and 0 in the place of tokens without probability. Noise of a uniform u is at most -log(1 - u), so that few of its
+// logarithms can matter.
+inline void take_with_gumbel(const Stream &of, int64_t where, int vocab, const float *scores, int count, int64_t *to) {
+    constexpr double LOG_2 = 0.6932, MOST = 34 * LOG_2; // rounded up
+    std::vector<float> sums(count, -INFINITY);
+    std::fill(to, to + count, 0);
+    float own[4 * BLOCKS], least = -INFINITY; // least: the last of `sums`, which others must exceed
     double numbers[4 * BLOCKS];
-    int count = 0;
+    uint32_t blocks[BLOCKS] = {};
+    int queued = 0;
+    const auto insert = [&](float sum, int64_t token) {
+        if (!(sum > least)) return;
+        int at = count - 1;
+        for (; at && sums[at - 1] < sum; at--) sums[at] = sums[at - 1], to[at] = to[at - 1];
+        sums[at] = sum, to[at] = token;
+        least = sums[count - 1];
+    };
     const auto add = [&] {
         uniforms_of(of, where, blocks, numbers);
-        for (int i = 0; i < 4 * BLOCKS; i += PAIR)
-            put(numbers + i, -exact_log(-exact_log(get<Doubles>(numbers + i))));
-        for (int i = 0; i < 4 * count; i++) scores[4 * blocks[i / 4] + i % 4] += float(numbers[i]);
-        count = 0;
+        for (int i = 0; i < 4 * queued; i += PAIR) {
+            const Doubles u = get<Doubles>(numbers + i), one = spread<Doubles>(1.0), whole = spread<Doubles>(0x1p52);
+            const Longs halvings = ((Longs)one - (Longs)(one - u)) >> 52; // at most one less than -log2(1 - u)
+            const Doubles bound = ((Doubles)(halvings + (Longs)whole) - whole + 1.0) * LOG_2;
+            const Longs is_less = widened(own + i) + bound < spread<Doubles>(double(least));
+            int64_t all = -1;
+            for (int lane = 0; lane < PAIR; lane++) all &= is_less[lane];
+            if (all) continue;
+            put(numbers + i, -exact_log(-exact_log(u)));
+            for (int j = i; j < std::min(i + PAIR, 4 * queued); j++)
+                insert(own[j] + float(numbers[j]), 4 * int64_t(blocks[j / 4]) + j % 4);
+        }
+        queued = 0;
     };
     for (int v = 0; v < vocab; v += 4) {
-        if (!(std::max(std::max(scores[v], scores[v + 1]), std::max(scores[v + 2], scores[v + 3])) > -INFINITY)) continue;
-        blocks[count++] = v / 4;
-        if (count == BLOCKS) add();
+        const float most = std::max(std::max(scores[v], scores[v + 1]), std::max(scores[v + 2], scores[v + 3]));
+        if (most + MOST < least) continue;
+        std::copy_n(scores + v, 4, own + 4 * queued);
+        blocks[queued++] = uint32_t(v / 4);
+        if (queued == BLOCKS) add();
     }
-    if (count) add();
+    if (queued) add();
 }
 
 } // namespace

@@ -86,8 +86,9 @@ struct Rejection {
             const Doubles p = widened(&left[v]), score = log(not_less(p, double(1.17549435e-38f)));
             put(&after[v], __builtin_convertvector(p > spread<Doubles>(0.0) ? score : spread<Doubles>(-INFINITY), Singles));
         }
-        add_gumbel(noise, where, vocab, after.data());
-        return Distribution{vocab}.largest(after.data());
+        int64_t token;
+        take_with_gumbel(noise, where, vocab, after.data(), 1, &token);
+        return token;
     }
 
   private:
