@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import math
 import re
 import shlex
 import shutil
@@ -290,6 +291,53 @@ def test_relative_links_resolve(path: Path) -> None:
         assert found.exists(), f"{shown(path)}: {link}"
         if anchor and found.suffix == ".md":
             assert anchor in headings(found), f"{shown(path)}: {link}"
+
+
+INTERVAL = re.compile(r"(\d+\.\d+) \((\d+\.\d+) to (\d+\.\d+)\)")
+
+
+def results_of(path: Path) -> set[Path]:
+    return {(path.parent / link).resolve() for link in links(path) if link.endswith(".json")}
+
+
+def estimates(value: Any) -> Iterator[tuple[float, float, float]]:
+    """The figures with intervals that a result file has."""
+    match value:
+        case {"value": figure, "low": low, "high": high, **rest}:
+            yield figure, low, high
+            yield math.exp(figure), math.exp(low), math.exp(high)
+        case {"interval_95": [low, high], **rest}:
+            yield from ((rest[name], low, high) for name in ("median_of_ratios", "total_variation") if name in rest)
+        case dict() as rest:
+            pass
+        case list():
+            rest = dict(enumerate(value))
+        case _:
+            return
+    for one in rest.values():
+        yield from estimates(one)
+
+
+def test_figures_with_intervals_are_those_of_result_files() -> None:
+    """But for notes, where figures without a file are of runs that were not kept."""
+    files = set().union(*map(results_of, PAGES))
+    found = [one for file in files for one in estimates(json.loads(file.read_text(encoding="utf-8")))]
+    known = {tuple(f"{end:.{digits}f}" for end in one) for one in found for digits in (2, 3)}
+    figures = [(shown(path), *INTERVAL.findall(path.read_text(encoding="utf-8"))) for path in PAGES]
+    wrong = {name: [one for one in given if one not in known] for name, *given in figures if name != "docs/notes.md"}
+    assert sum(len(given) for _, *given in figures) > 300 and {name: one for name, one in wrong.items() if one} == {}
+
+
+def test_figures_of_draft_passes_and_counts_of_equal_tokens_are_those_of_their_files() -> None:
+    results, pages = ROOT / "eval" / "results", {path.name: path.read_text(encoding="utf-8") for path in PAGES}
+    for name, one in json.loads((results / "draft_passes.json").read_text())["against"].items():
+        paragraph = pages["methods.md"].split(f'<a id="{name}"></a>')[1].split("<a id=")[0].replace("\n", " ")
+        value, low, high = (f"{math.exp(one['log_of_tokens_ratio'][end]):.2f}" for end in ("value", "low", "high"))
+        assert f"{value} ({low} to {high}) times" in paragraph
+    for name, end in (("leaderboard", "methods and trees"), ("leaderboard_greedy", "at temperature 0")):
+        (board,) = json.loads((results / f"{name}.json").read_text())["boards"]
+        counted = [row["differing_tokens"] for row in board["rows"] if row["promise"] == "tokens"]
+        assert f"each of {len(counted)} {end}" in pages["exactness.md"].replace("\n", " ") and not any(counted)
 
 
 def test_every_method_has_a_paragraph_and_stands_in_the_row_of_its_promise() -> None:
