@@ -340,6 +340,13 @@ def test_figures_of_draft_passes_and_counts_of_equal_tokens_are_those_of_their_f
         assert f"each of {len(counted)} {end}" in pages["exactness.md"].replace("\n", " ") and not any(counted)
 
 
+def test_fields_of_requests_are_those_of_the_server() -> None:
+    from lantern.generation.serving.app import EditRequest
+
+    page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    assert [name for name in EditRequest.model_fields if name != "images" and f"`{name}`" not in page] == []
+
+
 def test_every_method_has_a_paragraph_and_stands_in_the_row_of_its_promise() -> None:
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert {method.page for method in METHODS.values() if method.page} <= {*re.findall(r'<a id="([^"]+)">', text)}
