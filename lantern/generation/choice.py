@@ -109,7 +109,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
         report(f"no times of passes: {one_line(error)}")  # plain decoding halves its batches
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
     found = choose(allowed, model.tokens_per_step, can_shrink=not model.engine.captures)
-    report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures all methods")
+    report(f"method auto is {found.spec}: {found.reason}; `lantern tune` measures other methods")
     return found
 
 
