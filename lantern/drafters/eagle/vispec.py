@@ -173,8 +173,8 @@ class RingCache(StaticCache):
 class ViSpecDrafter(EagleDrafter):
     """Drafts EAGLE's trees with a `ViSpec` module.
 
-    It keeps keys of the caption's tokens, of one token per row, and of the tokens of `recent` rows and the current row,
-    in a ring: `kv_length` of them, where EAGLE has one per token.
+    It keeps keys of the caption's tokens, of one token per row, and, in a ring, of the tokens of `recent` rows and the
+    current row. EAGLE keeps one per token.
     """
 
     module: ViSpec

@@ -2,7 +2,7 @@
 
 A library comes with the installed package, or is compiled once and cached where the package has none for this
 processor. Its name tells the sources and options that it was made of. It is loaded only if its checksum is that of its
-record, and if both belong to who installed the package (a cached one: to the user) and are writable by nobody else.
+record, and if both belong to who installed the package (a cached one: to the user) and others cannot write there.
 
 Importing this module needs the standard library only, since the build of a wheel compiles by it (hatch_build.py) before
 anything is installed.
