@@ -441,8 +441,9 @@ def destination(out: Path | None, *, template: str | None = None, form: str | No
     for name, spec in fields:
         if name not in FIELDS:
             raise ValueError(f"--name has the unknown field {{{name[:40]}}}; {hint_for(name, FIELDS)}")
-        if re.search(r"\d{4}", spec):  # the text would take all memory
-            raise ValueError(f"--name has the field {{{name}:{spec[:40]}}}, wanted a width below 1000")
+        if re.search(r"\d{4}|[{c]", spec):  # the text could take all memory; c writes a slash as well
+            wanted = "wanted a width below 1000, no field within it and no c"
+            raise ValueError(f"--name has the field {{{name}:{spec[:40]}}}, {wanted}")
     own = Path(template).suffix.lower()
     if own in FORMATS:
         if form is not None and FORMATS[own] != form:
