@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from lantern.core.config import EMBEDDED_MODEL, build_config, read_json_object, resolve_model
 from lantern.core.io import (
     CONFIG_NAME,
+    FLOATING,
     SUMS_NAME,
     WeightsDigest,
     is_there,
@@ -447,17 +448,15 @@ def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:
 
 def pick_device(device: str | torch.device) -> torch.device:
     """Return the device of this name, "auto" for a GPU if there is one; ValueError if this machine lacks it."""
-    if isinstance(device, torch.device):
-        return device
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,3}))?", device)
+    found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,3}))?", str(device))
     if not found:
-        raise ValueError(f"device is {device[:40]!r}, wanted auto, cpu, cuda or cuda:N")
+        raise ValueError(f"device is {str(device)[:40]!r}, wanted auto, cpu, cuda or cuda:N")
     number = int(found[2] or 0)
     there = 1 if found[1] == "cpu" else torch.cuda.device_count()
     if number >= there:
-        raise ValueError(f"device {device!r} is not on this machine, which has {there} of its kind; cpu always works")
+        raise ValueError(f"device '{device}' is not on this machine, which has {there} of its kind; cpu always works")
     return torch.device(device)
 
 
@@ -467,9 +466,9 @@ def pick_dtype(
     """Return the dtype of this name, ours or torch's; "auto" is bf16, but on a CPU fp32 if `engine` does not run the
     model of `folder` in C++.
 
-    ValueError for an unknown name.
+    ValueError for an unknown name, and for what is no dtype of weights.
     """
-    if isinstance(dtype, torch.dtype):
+    if dtype in FLOATING:
         return dtype
     if dtype == "auto":
         is_narrow = device.type != "cpu"

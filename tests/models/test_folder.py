@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,10 +99,18 @@ def test_a_tokenizer_of_another_model_is_refused(copied: Path) -> None:
     assert "vqvae has 24 tokens, the transformer 25" in refused(load_model, copied, parts=("vq",))
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU", "mps"])
-def test_a_missing_device_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["gpu", "cuda:512", "cpu:1", "", "CPU", "mps", None, torch.device("cuda:511"), torch.device("mps")]
+)
+def test_a_missing_device_is_refused(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)  # it has no fp64, which noise needs
     assert "device" in refused(pick_device, name)
+    assert pick_device(torch.device("cpu")) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn, torch.bool, None, 16])
+def test_what_is_no_dtype_of_weights_is_refused(dtype: Any) -> None:
+    refused(load_model, dtype=dtype, device="cpu", match="dtype is .*, wanted auto, fp32, bf16, fp16")
 
 
 MIB = 1 << 20
