@@ -18,6 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -150,16 +151,25 @@ class Prepared:
         from PIL import Image
 
         def pixels(data: bytes) -> UInt8[Tensor, "3 h w"]:
-            with Image.open(BytesIO(data)) as image:
-                return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+            try:
+                with Image.open(BytesIO(data)) as image:
+                    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+            except (OSError, SyntaxError) as error:  # as Pillow reports damage
+                raise tarfile.ReadError("a member is no image") from error
 
-        try:
-            with tarfile.open(self.folder / PICTURES) as tar:
-                files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
-        except tarfile.TarError as error:
-            raise ValueError(f"{self.folder / PICTURES} is damaged ({one_line(error)}): prepare it again") from error
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with _opened(self.folder / PICTURES) as tar, ThreadPoolExecutor(os.cpu_count()) as threads:
+            files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
             return torch.stack(list(threads.map(pixels, files)))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    """Open the pictures of a prepared folder; ValueError for a damaged file."""
+    try:
+        with tarfile.open(path) as tar:
+            yield tar
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is damaged ({one_line(error)}): prepare it again") from error
 
 
 def is_prepared(folder: Path) -> bool:
@@ -176,7 +186,7 @@ def unpack(folder: Path, out: Path) -> list[Path]:
     names = sorted({f"{one.image:06d}.png" for one in records if one.split == "train"})
     if not names:
         raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
-    with tarfile.open(folder / PICTURES) as tar:
+    with _opened(folder / PICTURES) as tar:
         found = {member.name: member for member in tar}
         if lacking := set(names) - found.keys():
             raise ValueError(f"{folder / PICTURES} lacks {min(lacking)}: prepare it again with `lantern train data`")
@@ -417,7 +427,7 @@ def read_shards(path: Path) -> Iterator[Sample]:
                         captions = clean_lines(parts.get(".txt", b"")) or json_captions(parts.get(".json", b"{}"))
                         yield Sample(f"{shard.name}/{stem}", picture, captions)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:  # of a compressed file as well
-            raise ValueError(f"{shard}: not a complete tar file ({error}): fetch it again") from error
+            raise ValueError(f"{shard}: not a complete tar file ({one_line(error)}): fetch it again") from error
 
 
 def json_captions(data: bytes) -> tuple[str, ...]:

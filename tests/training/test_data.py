@@ -20,6 +20,7 @@ from lantern.training.data import (
     Summary,
     held_or_trained,
     prepare,
+    unpack,
     write_prepared,
 )
 from lantern.training.features import Conditions, encode_captions
@@ -93,9 +94,10 @@ def test_a_link_stays_a_link_to_the_prepared_data(tmp_path: Path) -> None:
 
 def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
     archive(tmp_path / "s.tgz", {"a.png": np.random.default_rng(0).bytes(1 << 12), "a.txt": b"first"})
-    (tmp_path / "s.tgz").write_bytes((tmp_path / "s.tgz").read_bytes()[:-100])
     config = DataConfig(source="webdataset", path=tmp_path / "s.tgz", size=8)
-    refused(prepare, config, out=tmp_path / "out", match=r"s\.tgz: not a complete tar file")
+    for torn in ((tmp_path / "s.tgz").read_bytes()[:-100], b"torn"):
+        (tmp_path / "s.tgz").write_bytes(torn)
+        refused(prepare, config, out=tmp_path / "out", match=r"s\.tgz: not a complete tar file")
     (tmp_path / "thesis.txt").write_text("mine")
     assert "no prepared data" in refused(prepare, DataConfig(source="folder", path=Path("x")), out=tmp_path)
     assert "holds no prepared data" in refused(Prepared.open, tmp_path)
@@ -173,15 +175,21 @@ def test_no_usable_picture_or_path_is_an_error_and_leaves_nothing(tmp_path: Path
 
 def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_path: Path) -> None:
     prepared, _ = made(tmp_path, {"owl/1.png": Image.new("RGB", (16, 16), (9, 8, 7))}, size=16)
-    first = prepared.images()
-    (tmp_path / "out" / "pictures.tar").unlink()
+    first, kept = prepared.images(), tmp_path / "out" / "pictures.tar"
+    kept = kept.rename(tmp_path / "pictures.tar")
     first += 1
     assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7]
     (tmp_path / "out" / "pictures.npy").write_bytes(b"torn")
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
     (tmp_path / "out" / "pictures.npy").unlink()
-    (tmp_path / "out" / "pictures.tar").write_bytes(b"torn")
-    refused(prepared.images, match=r"pictures\.tar is damaged .*prepare it again")
+    kept = kept.rename(tmp_path / "out" / "pictures.tar")
+    whole = kept.read_bytes()
+    for torn in (b"torn", whole[:600], whole.replace(b"PNG", b"GNP")):
+        kept.write_bytes(torn)
+        refused(prepared.images, match=r"pictures\.tar is damaged .*prepare it again")
+    for torn in (b"torn", whole[:600]):
+        kept.write_bytes(torn)
+        refused(unpack, tmp_path / "out", tmp_path / "files", match=r"pictures\.tar is damaged .*prepare it again")
 
 
 def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
