@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.config import one_line
 from lantern.core.io import save_tensors
 from lantern.core.types import Step, Verdict
 from lantern.drafters.policies import MIN_LOG, TRAITS
@@ -58,10 +59,12 @@ class Records:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {}).get("lantern", "{}"))
                 read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a file of records: {error}") from error
+        except (SafetensorError, OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not a file of records: {one_line(error)}") from error
         names = {entry.name for entry in fields(cls)} - {"about"}
-        if about.get("version") != VERSION or set(read) - names or names - set(read) - {"traits", "beams"}:
+        drafts = {len(x) if x.ndim else 0 for x in read.values()}
+        is_whole = names - {"traits", "beams"} <= set(read) <= names and len(drafts) == 1 and 0 not in drafts
+        if not is_whole or not isinstance(about, dict) or about.get("version") != VERSION:
             raise ValueError(f"{path} has no records of version {VERSION}: write it with lantern-generate --record")
         if "traits" in read and about.get("traits") != list(TRAITS):
             raise ValueError(f"{path} has traits {about.get('traits')}, wanted {list(TRAITS)}: record it again")

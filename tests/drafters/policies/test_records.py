@@ -72,4 +72,15 @@ def test_other_files_records_of_two_targets_and_none_raise(tmp_path: Path) -> No
     assert "is not a file of records" in refused(Records.load, tmp_path / "x.safetensors")
     save_file({"parents": torch.zeros(1)}, tmp_path / "y.safetensors")
     assert "has no records of version 1" in refused(Records.load, tmp_path / "y.safetensors")
+    for about, message in (("[1]", "has no records of version 1"), ("[" * 100_000, "is not a file of records")):
+        save_file({"parents": torch.zeros(1)}, tmp_path / "y.safetensors", {"lantern": about})
+        refused(Records.load, tmp_path / "y.safetensors", match=message)
+    for start in (records.start[:1], records.start[0]):
+        replace(records, start=start).save(tmp_path / "y.safetensors")
+        refused(Records.load, tmp_path / "y.safetensors", match="has no records of version 1")
+    replace(records, **{name: x[:0] for name, x in vars(records).items() if name != "about"}).save(
+        tmp_path / "z.safetensors"
+    )
+    refused(load_records, [tmp_path / "z.safetensors"] * 2, match="has no records of version 1")
+    refused(Records.load, tmp_path, match="is not a file of records")
     assert "nothing was drafted" in refused(Recorder().records)
