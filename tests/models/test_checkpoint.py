@@ -282,6 +282,10 @@ def test_error_names_what_a_folder_lacks(tmp_path: Path) -> None:
     refused(read_checkpoint, tmp_path, match="config.json")
     (tmp_path / "config.json").write_text("{}")
     refused(read_checkpoint, tmp_path, match="neither model.safetensors nor pytorch_model.bin")
+    for listed in ([], ["model.bin"], {}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+        refused(read_checkpoint, tmp_path, match=r"index\.json has no weight_map")
+    (tmp_path / "model.safetensors.index.json").unlink()
     (tmp_path / "config.json").unlink()
     save_file(released_drafter(), tmp_path / "model.safetensors")  # as accelerate saves a training's state
     assert read_checkpoint(tmp_path, config=CONFIG | {"input_type": "t2i"}).config["n_head"] == 4

@@ -190,6 +190,13 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, c
         assert "consolidated.pth" in line and message in line
         assert not (tmp_path / "out").exists()
     torch.save(whole, path)
+    params = source / "models" / "7b" / "params.json"
+    sizes = json.loads(params.read_text())
+    params.write_text(json.dumps(sizes | {"model": sizes.get("model", {}) | {"n_heads": 0}}))
+    assert "lacks what its layout has (ZeroDivisionError" in refused_by(
+        capsys, "convert", str(source), str(tmp_path / "out")
+    )
+    params.write_text(json.dumps(sizes))
     (source / "tokenizer" / "vqgan.yaml").write_text("model: 3")
     assert "vqgan.yaml is no config of a VQGAN" in refused_by(capsys, "convert", str(source), str(tmp_path / "out"))
 

@@ -112,7 +112,9 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the file of a folder's weights, or the files that its index lists; ValueError without weights."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (index := folder / f"{name}.index.json").is_file():
-            listed = read_json_object(index, most=MOST_INDEX_BYTES).get("weight_map") or {}
+            listed = read_json_object(index, most=MOST_INDEX_BYTES).get("weight_map")
+            if not isinstance(listed, dict) or not listed:
+                raise ValueError(f"{index} has no weight_map, wanted the file of each tensor")
             return [folder / part for part in sorted({Path(str(file)).name for file in listed.values()})]
         if (folder / name).is_file():
             return [folder / name]
