@@ -17,7 +17,15 @@ import torch
 import lantern
 from lantern.cli.command import check_folder
 from lantern.cli.options import Choices
-from lantern.core.config import EMBEDDED_MODEL, build_config, installed, read_json_object, resolve_model
+from lantern.core.config import (
+    EMBEDDED_MODEL,
+    build_config,
+    check_number,
+    installed,
+    one_line,
+    read_json_object,
+    resolve_model,
+)
 from lantern.core.io import sha256_of, sha256_of_lines, write_json
 from lantern.core.process import check_ray
 from lantern.core.types import Callback
@@ -267,7 +275,13 @@ def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
     choices = {name: before["choices"].get(name) for name in CHOICES}
     if not isinstance(choices["engine"], dict):
         raise ValueError(f'{row.protocol}: "engine" is missing from its choices: give a complete row.json')
-    engine = make_engine(**choices["engine"])
+    for name, least in (("limit", 0), ("batch", 1), ("threads", 1)):
+        if choices[name] is not None:
+            check_number(f"{row.protocol}: {name}", choices[name], least, kind=int)
+    try:
+        engine = make_engine(**choices["engine"])
+    except TypeError as error:
+        raise ValueError(f"{row.protocol}: engine has settings that there are not: {one_line(error)}") from error
     both = {name: (getattr(row, name), choices[name]) for name in ("limit", "batch", "dtype", "threads")} | {
         "method": [spec and find(spec).spec for spec in (row.method, choices["method"])],
         "device": (row.device.partition(":")[0], choices["device"]),

@@ -128,6 +128,11 @@ def test_a_row_is_repeated_byte_for_byte_or_differs_by_report(place: Path, run: 
     same = ["--limit", 3, "--batch", 2, "--dtype", "fp32", "--metrics", "psnr"]
     assert run(*same, out="again", file="out/row.json") == 1  # without a reference
     assert row(place, "again")["not_measured"].keys() == {"psnr"}
+    choices, _ = row(place)["choices"], capsys.readouterr()
+    for name, value in {"limit": -1, "batch": "1", "threads": 0, "engine": choices["engine"] | {"amz": True}}.items():
+        (place / "other.json").write_text(json.dumps(row(place) | {"choices": choices | {name: value}}))
+        assert run(out="no", method="", file="other.json") == 2
+        assert f"other.json: {name} " in one_line(capsys)
     (place / "other.json").write_text(json.dumps(row(place) | {"pictures_sha256": "0" * 64}))
     assert run(out="again", method="", file="other.json") == 1
     assert "the images differ from those" in capsys.readouterr().err
