@@ -236,7 +236,7 @@ def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling, batch: i
     for name, here in describe_machine(model).items():
         if (there := profile["machine"].get(name)) != here:
             return f"it was measured with {name} {str(there)[:60]}, here it is {here}"
-    if not batch / 2 <= int(there := profile.get("batch", batch)) <= 2 * batch:
+    if not batch / 2 <= (there := profile.get("batch", batch)) <= 2 * batch:
         return f"it was measured with {there} images at a time, here it is {batch}"
     far = too_far(Sampling(**profile["sampling"]), sampling, model.target.config.vocab_size)
     is_same = profile["model"].get("weights") == model.weights_digest

@@ -255,6 +255,13 @@ def test_a_profile_that_does_not_fit_is_reported_and_not_used(model: Model, chan
     assert method == "gumbel-jacobi None" and output in line and "lantern tune" in line
 
 
+def test_a_profile_of_endless_images_is_not_used(model: Model) -> None:
+    path = write(model, batch=4)
+    path.write_text(path.read_text().replace('"batch": 4', '"batch": 1e999'))
+    method, [line, *_] = reported(model)
+    assert method == "gumbel-jacobi None" and "measured with inf images at a time, here it is 1" in line
+
+
 def test_a_cache_that_cannot_be_read_has_no_profile(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/" + 300 * "a")  # as that of another user, too long for a name
     assert reported(model)[0] == "gumbel-jacobi None"
