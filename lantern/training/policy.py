@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.config import check_least
 from lantern.core.io import save_component, sha256_of
 from lantern.drafters.policies import SIDE_INPUTS, TRAITS, side_inputs
 from lantern.drafters.records import Records, load_records
@@ -48,8 +49,7 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         find_kind(self.kind, "policy")
-        if self.batch < 1 or self.lr <= 0 or self.nodes < 2:
-            raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
+        check_least(self, batch=1, lr=0, weight_decay=0, nodes=2, curiosity=0, node_cost=0, level_cost=0)
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -100,6 +101,9 @@ def test_command_trains_and_refuses_unusable_records_and_configs(tmp_path: Path,
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     assert "eagle1 records no traits of nodes" in refused_by(capsys, *given, "c2t")
     refused(PolicyConfig, LOOP, kind="c3t", match="policy kind is 'c3t'")
+    for name, low in {"batch": 1, "nodes": 2, "lr": 0, "curiosity": 0, "node_cost": 0, "level_cost": 0}.items():
+        bad: dict[str, Any] = {name: low - 1}
+        refused(PolicyConfig, LOOP, **bad, match=f"{name} is {low - 1}, wanted a number from {low} on")
     (tmp_path / "c.json").write_text('{"kind": "sam", "groups": 0}')
     given = ["--prompts", str(tmp_path), "--out", out, "--config", str(tmp_path / "c.json")]
     assert "groups is 0, wanted a number from 1 on" in refused_by(capsys, "train", "tables", *given)
