@@ -313,6 +313,8 @@ def load_model(
         raise ValueError(
             f"parts are {', '.join(sorted(map(str, unknown)))}, wanted some of {', '.join(sorted(ALL_PARTS))}"
         )
+    if size is not None and not (isinstance(size, tuple | list) and [*map(type, size)] == [int, int]):
+        raise ValueError(f"size is {size!r:.40}, wanted (height, width) in pixels")
     where, folder = pick_device(device), resolve_model(name)
     chosen, shown = make_engine(engine), shown_name(name, folder)
     kind = pick_dtype(dtype, where, folder, chosen)

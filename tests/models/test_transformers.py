@@ -285,6 +285,16 @@ def test_what_a_target_cannot_do_is_refused(call: Callable[[], Any], message: st
     refused(call, match=message)
 
 
+@pytest.mark.parametrize("size", [512, (512,), "512x512", (64.0, 64.0), (64, 64, 3)])
+def test_what_is_no_size_is_refused_before_weights_are_read(size: Any) -> None:
+    refused(load_model, size=size, match=r"size is .*, wanted \(height, width\) in pixels")
+
+
+def test_a_size_may_be_a_list() -> None:
+    size: Any = [8, 8]
+    assert tiny.assemble("janus", size=size).target.config.raster.tokens == 16
+
+
 def test_rounded_weights_are_refused_for_other_layers() -> None:
     engine = make_engine("eager", weights="int8")
     message = "quantized weights are for LlamaGen's layers"

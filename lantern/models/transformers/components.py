@@ -144,7 +144,7 @@ def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
 
 def check_own_size(size: tuple[int, int] | None, side: int) -> None:
     """Raise ValueError for another (height, width) in pixels than that of a model with one size."""
-    if size not in (None, (side, side)):
+    if size is not None and tuple(size) != (side, side):
         raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {side}x{side} only")
 
 
