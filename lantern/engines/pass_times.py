@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lantern.core.config import read_json_object
 from lantern.core.io import user_cache, write_json
 from lantern.core.types import Scores, Target
 from lantern.core.weights import on_device, original
@@ -89,7 +90,7 @@ def best_window(times: Mapping[int, float], tokens: Mapping[int, float] = TOKENS
     by other programs seldom changes the choice; `tokens` are the tokens per step of each window. It is 2 where no times
     are known.
     """
-    speeds = {n: tokens[n] / time_of(times, n) for n in sorted(tokens) if 2 <= n <= max(times)}
+    speeds = {n: tokens[n] / time_of(times, n) for n in sorted(tokens) if 2 <= n <= max(times, default=1)}
     return next((n for n, speed in speeds.items() if speed >= NEAR * max(speeds.values())), 2)
 
 
@@ -206,10 +207,10 @@ def _path(engine: "Engine", target: Target, rows: int) -> Path:
 def _read(path: Path) -> dict[int, float] | None:
     """Return recorded times, or None without a sound record."""
     try:
-        found = {int(n): float(seconds) for n, seconds in json.loads(path.read_text("utf-8"))["seconds"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = {int(n): float(seconds) for n, seconds in read_json_object(path)["seconds"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
-    is_sound = all(0 < seconds < 3600 for seconds in found.values())
+    is_sound = {1} <= found.keys() <= {*NODES} and all(0 < seconds < 3600 for seconds in found.values())
     return found if is_sound and is_steady(found) else None
 
 

@@ -139,7 +139,11 @@ BUSY = {"seconds": {"1": 0.0011, "2": 0.489, "4": 0.499}}  # another program ran
 
 
 @pytest.mark.parametrize(
-    "record", [{}, {"seconds": {"1": -1, "2": 1}}, {"seconds": {"1": 1}}, {"seconds": ["x"]}, BUSY]
+    "record",
+    [
+        *({}, {"seconds": {"1": -1, "2": 1}}, {"seconds": {"1": 1}}, {"seconds": ["x"]}, BUSY),
+        *({"seconds": {"2": 1, "4": 1}}, {"seconds": {"0": 1, "1": 1}}, {"seconds": {"1": 1, "2": 10**400}}),
+    ],
 )
 def test_a_damaged_record_is_measured_again(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
@@ -153,6 +157,7 @@ def test_times_are_linear_between_sizes_and_give_the_window() -> None:
     assert [time_of(times, n) for n in (1, 2, 3, 4, 6)] == [1.0, 2.0, 2.5, 3.0, 4.0]
     assert best_window(dict.fromkeys(NODES, 1.0)) == 16
     assert best_window({n: float(n) for n in NODES}) == 2
+    assert best_window({}) == best_window({1: 1.0}) == 2
     assert best_window({1: 1.0, 2: 1.02, 4: 1.05}) == 4  # no longer than what was measured
     assert best_window({1: 1.0, 2: 1.1, 4: 1.2}, {2: 1.5, 3: 1.9, 4: 2.2}) == 4
     assert best_window({1: 1.0, 2: 1.1, 4: 1.2}, {2: 1.5, 3: 1.9, 4: 2.0}) == 3  # 1 % slower, and shorter
