@@ -29,6 +29,7 @@ MAX_PICTURES = 1 << 16
 FIELDS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (row, column) of the left, upper, upper left, upper right neighbour
 SLOTS = 1 << 15  # of a hashed table of contexts
 KEPT = 8  # tokens that a context of the corpus remembers
+MOST_EXPONENT = 80.0  # of a weight: fp32 holds sums of e^80 over the places of an image
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class SamDrafter(TreeDrafter):
 
     q is proportional to the weights that the matcher of kind `match` finds; a share `smooth` of it goes to all tokens
     of the same super-token. A step may also commit tokens of a tree `beside` its own. ValueError for `least` above
-    `reach`, tables of another model, and a tree wider than the codebook.
+    `reach`, tables of another model, a tree wider than the codebook, and for weights beyond e^MOST_EXPONENT.
     """
 
     mode: DraftMode = "gumbel"
@@ -326,6 +327,11 @@ class SamDrafter(TreeDrafter):
                 f"the tables are of (vocab_size, block_size) {got}, the target of {expected}: make tables for it"
             )
         check_width(tree, config.vocab_size)
+        reach = min(reach, config.block_size)
+        longest = 6 if match == "grid" else reach
+        if sharp * longest > MOST_EXPONENT:
+            what = f"matches of up to {longest} have the weight e^(sharp x length)"
+            raise ValueError(f"sharp is {sharp:g}, wanted at most {MOST_EXPONENT / longest:g}: {what}")
         self.matcher: Matcher = GridMatcher(tables, sharp=sharp, least=least)
         if match != "grid":
             self.matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)

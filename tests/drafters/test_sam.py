@@ -1,6 +1,7 @@
 """SAM: matches equal brute force, and images equal plain decoding for any match."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.lookup import ContextTable, GridMatcher, Past, SamTables, SuffixMatcher, around, super_tokens
 from tests.drafters.sampled_trees import drafted
+from tests.refusals import refused
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 from tests.tiny_parts import tiny_tokens
 
@@ -122,3 +124,10 @@ def test_a_joined_tree_has_the_paths_of_both() -> None:
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     """Return the tokens from the root to each node in the first image."""
     return {tuple(tree.tokens[0, node].tolist()) for node in tree.shape.ancestors}
+
+
+def test_weights_beyond_fp32_are_refused_and_long_reaches_are_those_of_the_image() -> None:
+    for match, most, longest in (("grid", 13.3, 6), ("tokens", 5.0, 16)):
+        tiny_decoder("sam", match=match, sharp=most, reach=10**9)
+        call = partial(tiny_decoder, "sam", match=match, sharp=most + 0.1, reach=10**9)
+        refused(call, match=rf"sharp is {most + 0.1:g}, wanted at most {most:g}.*: matches of up to {longest} have the")
