@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lantern.core.config import check_number
 from lantern.models.llamagen.transformer import check_limits
 
+MAX_MULTIPLE = 64  # of `ch`
 CODEBOOK_USED = "quantize.codebook_used"  # a usage diagnostic among the tensors of a VQVAE, which some files lack
 
 
@@ -41,6 +42,9 @@ class VQConfig:
         if not self.encoder_ch_mult or len(self.encoder_ch_mult) != len(self.decoder_ch_mult):
             wanted = "wanted one entry a resolution in each"
             raise ValueError(f"encoder_ch_mult and decoder_ch_mult differ in length, {wanted}")
+        for name in ("encoder_ch_mult", "decoder_ch_mult"):
+            for multiple in vars(self)[name]:
+                check_number(name, multiple, 1, MAX_MULTIPLE, kind=int)
         check_number("dropout_p", self.dropout_p, 0, 1)
         check_limits(self, "codebook_size", "codebook_embed_dim", "z_channels", "ch", "num_res_blocks")
 
@@ -235,7 +239,7 @@ class VQVAE(nn.Module):
     def decode(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
         """Tokens of a square grid, in raster order, to pixels; ValueError for a token out of range or a ragged grid."""
         side = round(tokens.shape[1] ** 0.5)
-        if side * side != tokens.shape[1]:
+        if side == 0 or side * side != tokens.shape[1]:
             raise ValueError(f"got {tokens.shape[1]} tokens an image, wanted a square grid")
         check_tokens(tokens, self.config.codebook_size)
         vectors = self.quantize.tokens()[tokens.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)

@@ -1,5 +1,6 @@
 """LlamaGen: the transformer against numbers of the reference implementation, the tokenizer against transformers."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,12 @@ def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> N
 
 
 def test_bad_grids_and_configs_are_refused(vq: VQVAE) -> None:
-    refused(vq.decode, torch.zeros(1, 15, dtype=torch.long), match="got 15 tokens an image, wanted a square grid")
+    for count in (15, 0):
+        message = f"got {count} tokens an image, wanted a square grid"
+        refused(vq.decode, torch.zeros(1, count, dtype=torch.long), match=message)
     changed: list[dict[str, Any]] = [{"ch": 20}, {"encoder_ch_mult": (1, 2)}, {"codebook_size": 0}, {"dropout_p": 2.0}]
+    for name, multiple in product(("encoder_ch_mult", "decoder_ch_mult"), (0, -1, 999)):
+        changed.append({name: (1, 1, 2, 2, multiple)})
     for changes in changed:
         refused(VQConfig, **changes, match="wanted")
     for name in ("token_dropout_p", "attn_dropout_p", "class_dropout_prob"):
