@@ -31,9 +31,11 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         try:
             try:  # until the file is closed or the process ends
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 why = "another process is writing it: wait for it, or stop it"
                 raise BlockingIOError(error.errno, why, str(path)) from error
+            except OSError as error:  # a file system without locks
+                raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from error
             self.lines = read_lines(path, fingerprint)[1]
             self._file.seek(0)
             self._size = self._file.read().rfind(b"\n") + 1  # without an incomplete last line

@@ -1,5 +1,6 @@
 """Generation for evaluation: any sharding, any resume, kills, full disks and actors of Ray give the same files."""
 
+import errno
 import multiprocessing
 import os
 import random
@@ -64,6 +65,15 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
         pytest.raises(BlockingIOError, match=r"another process is writing it.*manifest-1-of-1\.jsonl"),
     ):
         ImageWriter(decoder, tmp_path, FINGERPRINT, name="1-of-1")
+
+
+def test_a_file_system_without_locks_is_not_called_another_process(tmp_path: Path, monkeypatch: Patch) -> None:
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    with pytest.raises(OSError, match=r"cannot be locked: Operation not supported.*x\.jsonl"):
+        JsonLines(tmp_path / "x.jsonl", FINGERPRINT)
 
 
 def test_deleted_truncated_or_damaged_pictures_are_made_again_in_whole_batches(
