@@ -63,6 +63,14 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     assert [text for text, _ in prepared.records[2].captions] == ["picture 2", "number 2"]
 
 
+def test_a_damaged_file_of_any_kind_is_left_out(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(strange := tmp_path / "strange.dds")
+    content = bytearray(strange.read_bytes())
+    content[80] = 10  # the flags of its pixels: Pillow raises NotImplementedError
+    _, summary = made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8)), "owl/1.png": bytes(content)})
+    assert summary.skipped == ("owl/1.png: not an image that can be read",)
+
+
 def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_path: Path) -> None:
     texts = {"a": "a fox".encode("utf-8-sig"), "b": "a fox".encode("utf-16"), "c": "a café".encode("latin-1")}
     files = {f"{name}.txt": text for name, text in texts.items()}
