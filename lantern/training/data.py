@@ -33,6 +33,7 @@ from torch import Tensor
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import atomic_write, sha256_of, write_json
+from lantern.core.process import Stopping
 from lantern.generation.images import in_8_bits
 
 NO_IMAGES = "has no images to train on: prepare more of them, or hold out fewer"
@@ -302,8 +303,9 @@ def write_prepared(
             origin=origin,
         )
         write_json(partial / SUMMARY, asdict(summary))
-        shutil.rmtree(out, ignore_errors=True)
-        partial.rename(out)
+        with Stopping() as stopping, stopping.shield():  # between these lines neither old nor new data would stay
+            shutil.rmtree(out, ignore_errors=True)
+            partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary

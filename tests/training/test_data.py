@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from PIL import Image
 
 from lantern.core.config import build_config
+from lantern.core.process import Stopped, Stopping
+from lantern.training import data
 from lantern.training.data import (
     RECORDS,
     SUMMARY,
@@ -69,6 +72,22 @@ def test_a_damaged_file_of_any_kind_is_left_out(tmp_path: Path) -> None:
     content[80] = 10  # the flags of its pixels: Pillow raises NotImplementedError
     _, summary = made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8)), "owl/1.png": bytes(content)})
     assert summary.skipped == ("owl/1.png: not an image that can be read",)
+
+
+def test_a_signal_while_data_are_replaced_leaves_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8))})
+    remove = shutil.rmtree
+
+    def interrupted(folder: Path, **options: Any) -> None:
+        remove(folder, **options)
+        if folder == tmp_path / "out":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(data.shutil, "rmtree", interrupted)
+    with pytest.raises(Stopped), Stopping():
+        made(tmp_path, {"owl/1.png": Image.new("RGB", (8, 8))})
+    assert len(Prepared.open(tmp_path / "out").records) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
 def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_path: Path) -> None:
