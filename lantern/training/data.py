@@ -6,6 +6,7 @@ with captions, class folders or webdataset shards: streams of `Sample`, of which
 and left out. Recipes have sources of their own.
 """
 
+import errno
 import hashlib
 import json
 import lzma
@@ -38,6 +39,7 @@ from lantern.generation.images import in_8_bits
 
 NO_IMAGES = "has no images to train on: prepare more of them, or hold out fewer"
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 CAPTION_FIELDS = ("captions", "caption", "text", "prompt")
@@ -139,7 +141,9 @@ class Prepared:
                     np.save(file, found.numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
             found = torch.from_numpy(np.load(path, mmap_mode="c"))
-        except PermissionError:
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
             found = self._decode() if found is None else found
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error

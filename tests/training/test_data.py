@@ -1,11 +1,13 @@
 """Folders, classes and shards become training data; wrong configs are refused."""
 
+import errno
 import json
 import shutil
 import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -217,6 +219,17 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     for torn in (b"torn", whole[:600]):
         kept.write_bytes(torn)
         refused(unpack, tmp_path / "out", tmp_path / "files", match=r"pictures\.tar is damaged .*prepare it again")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_pictures_of_a_read_only_folder_are_decoded_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    prepared, _ = made(tmp_path, {"owl/1.png": Image.new("RGB", (8, 8), (9, 8, 7))})
+    monkeypatch.setattr(data, "atomic_write", Mock(side_effect=OSError(number, "no")))
+    assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7] and not (tmp_path / "out" / "pictures.npy").exists()
+    monkeypatch.setattr(data, "atomic_write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    refused(prepared.images, error=OSError, match="full")
 
 
 def test_number_of_cores_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
