@@ -93,7 +93,8 @@ class LoopConfig:
         if fall > length:
             print(f"decay is {fall} steps, more than the {length} of this training: set to {length}", file=sys.stderr)
             fall = length
-        changed = dataclasses.replace(self, steps=length, decay=fall, minutes=minutes or self.minutes)
+        minutes = minutes or (self.minutes if steps is None else 0.0)
+        changed = dataclasses.replace(self, steps=length, decay=fall, minutes=minutes)
         is_slow = not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX2"
         if self.precision == "fp32" or not is_slow:
             return changed

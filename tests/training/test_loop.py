@@ -145,6 +145,9 @@ def test_learning_rate_rises_stays_and_falls_within_the_steps(capsys: Capture) -
     assert (config.steps, config.decay) == (50, 50)
     assert "decay is 2000 steps, more than the 50 of" in capsys.readouterr().err
     assert LoopConfig(steps=4000, decay=2000).with_length(minutes=3).minutes == 3
+    timed = LoopConfig(steps=4000, minutes=3)
+    made = timed.with_length(), timed.with_length(steps=5), timed.with_length(minutes=1)
+    assert [one.minutes for one in made] == [3, 0, 1]
     assert "got --steps and --minutes" in refused(LoopConfig(steps=4000).with_length, steps=5, minutes=1)
 
 
