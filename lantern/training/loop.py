@@ -217,7 +217,7 @@ class TrainingLog:
         elif run.is_first:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(str(run.out / "events"), purge_step=run.done + 1 if run.done else None)
+            self._events = SummaryWriter(str(run.out / "events"), purge_step=run.done + 1)
 
     def speak(self, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""

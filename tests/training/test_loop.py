@@ -248,8 +248,11 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path, capsys: Capture
 def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setattr(Line, "sample", lambda _, path: Image.new("RGB", (5, 4), (255, 0, 0)).save(path))
-    with pytest.raises(Stopped):
-        train(Line(kill_at=18), tmp_path)
+    for kill_at in (12, 18):
+        with pytest.raises(Stopped):
+            train(Line(kill_at=kill_at), tmp_path)
+        if kill_at == 12:  # as if it had been killed before its first checkpoint
+            (tmp_path / "checkpoint.pt").unlink()
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"step": 1')  # cut short
     train(Line(), tmp_path)
