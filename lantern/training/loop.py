@@ -39,6 +39,7 @@ from lantern.generation.images import to_image
 
 FEW = 200  # steps below which a timed training warns
 MEASURED = 0.1  # share of the time after which it does
+DIVERGED = "lower the rate, or use fp32, in this --out or another"
 WEIGHTS = (".safetensors", ".bin")
 MINUTE = 60.0  # seconds between lines where stderr is no terminal
 
@@ -370,7 +371,7 @@ class Run:
             if done % config.log_every == 0 or is_last:
                 self.log.report(found := {name: float(figure) for name, figure in figures.items()})
                 if not math.isfinite(found["loss"]):
-                    raise RuntimeError(f"the loss became {found['loss']} by step {done}: lower the rate, or use fp32")
+                    raise FloatingPointError(f"the loss became {found['loss']} by step {done}: {DIVERGED}")
             if self.is_first and (done % config.evaluate_every == 0 or is_last):
                 self.measure()
             if self.is_first and (time.monotonic() - saved > config.save_seconds or is_stopped or is_last):
@@ -436,7 +437,9 @@ class Run:
         self.log.show(path)
 
     def save(self) -> None:
-        """Replace the checkpoint atomically."""
+        """Replace the checkpoint atomically; FloatingPointError for weights that no run could resume from."""
+        if not all(bool(weight.isfinite().all()) for weight in self.trained):
+            raise FloatingPointError(f"weights became NaN or infinite by step {self.done}: {DIVERGED}")
         state = {
             "task": self.task.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],

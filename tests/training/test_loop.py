@@ -125,8 +125,21 @@ def test_weights_of_the_best_held_out_figure_are_exported(tmp_path: Path, change
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Line, "forward", lambda line, x, y: {"loss": (line.net(x) - y).sum() * torch.nan})
-    refused(train, Line(), tmp_path, error=RuntimeError, match="the loss became nan by step 5")
+    refused(train, Line(), tmp_path, error=FloatingPointError, match="the loss became nan by step 5")
     assert not (tmp_path / "net.pt").exists()
+
+
+def test_a_checkpoint_of_nan_is_not_saved_and_the_one_before_is_resumed(tmp_path: Path) -> None:
+    class Overflowing(Line):
+        def after_step(self, step: int) -> None:
+            next(self.parameters()).data.mul_(torch.nan if step == 7 else 1)
+
+    message = "weights became NaN or infinite by step 8: lower the rate"
+    refused(train, Overflowing(), tmp_path, error=FloatingPointError, match=message, save_seconds=0)
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 7
+    train(Line(), tmp_path)
+    train(Line(), tmp_path / "whole")
+    assert all(torch.equal(weight, weights(tmp_path)[name]) for name, weight in weights(tmp_path / "whole").items())
 
 
 @pytest.mark.parametrize(("found", "precision"), [("AVX2", "fp32"), ("AVX512", "bf16")])
