@@ -261,19 +261,19 @@ def train(
     """
     prepared, pictures = Prepared.open(data), load_component(VQVAE, VQConfig, vq)
     if config.model.model_type == "c2i":
-        captions = number_classes(prepared)
+        captions, read = number_classes(prepared), ""
         config = replace(config, model=replace(config.model, num_classes=len(captions.names)))
     elif text_encoder is None:
         raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
     else:
         encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-        cache = out / captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
-        captions = encode_captions(encoder, prepared, cache, slots=config.slots)
+        read = captions_name(text_encoder, tokenizer, prepared, slots=config.slots)
+        captions = encode_captions(encoder, prepared, out / read, slots=config.slots)
     tokens = picture_tokens(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, tokens, captions, pictures)
     if init is not None:
         grown = grow(load_state(init), config.model.n_layer)
         check_state(grown, task.target.state_dict(), source=init)
         task.target.load_state_dict(grown)
-    about = f"{prepared.source} {sha256_of(vq / WEIGHTS_NAME)}"
+    about = f"{prepared.source} {sha256_of(vq / WEIGHTS_NAME)} {read}"
     run_loop(task, config.loop, out=out, init=init, source=about)

@@ -245,6 +245,7 @@ def test_a_target_trains_from_tokens_without_images_and_by_sharded_text_encoders
     message = "copy has no pictures.tar, and no tokens of its images by this tokenizer"
     assert message in refused_by(capsys, *target("run", data="copy", vq="other"))
     assert "give --text-encoder" in refused_by(capsys, *target("run", text=()))
+    assert "trained on other data" in refused_by(capsys, *target("whole", text=sharded))
 
 
 def test_parts_of_other_sizes_and_data_to_hold_out_alone_are_refused_in_one_line(
