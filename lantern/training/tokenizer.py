@@ -194,8 +194,10 @@ class TokenizerTask(Task):
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Move the codebook toward the vectors assigned to it; unused tokens become the vectors of largest error."""
+        from accelerate.utils import gather
+
         assert self._seen is not None
-        flat, tokens = self._seen
+        flat, tokens = gather(self._seen)  # of all processes, whose codebooks so stay equal
         weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
         if step <= self.config.free_steps:
             if step == self.config.free_steps:

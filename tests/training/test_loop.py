@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,10 +24,13 @@ from lantern.core.config import build_config
 from lantern.core.io import TRAINING_NAME, trained_steps
 from lantern.core.process import Stopped
 from lantern.training import loop
+from lantern.training.data import Prepared, Record
 from lantern.training.loop import LoopConfig, Task, run_loop
+from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.cli.calls import Capture
 from tests.refusals import refused
-from tests.training.drawings import logged
+from tests.tiny_folder import VQ
+from tests.training.drawings import logged, prepared
 
 
 class Line(Task):
@@ -192,24 +196,49 @@ class Half(Sum):
         return super().batch(2 * step + rank, 0, device)
 
 
-def train_half(out: Path, rank: int, port: int) -> None:
-    """Train as one of two processes, with what a launcher tells it."""
+def join_two(rank: int, port: int) -> None:
+    """Become one of two processes, by what a launcher tells them."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+
+
+def train_half(out: Path, rank: int, port: int) -> None:
+    join_two(rank, port)
     for clip in CLIPS:
         train(Half(4), out / str(clip), steps=6, accumulate=2, decay=0, save_seconds=0, clip=clip)
 
 
-def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(fresh: Any, tmp_path: Path) -> None:
+def train_tokenizer(out: Path, rank: int, port: int) -> None:
+    join_two(rank, port)
+    config = TokenizerConfig(VQ, CONFIG, batch=2, perceptual=0, free_steps=2)
+    task = TokenizerTask(config, Prepared.open(out / "data"), None)
+    train(task, out / "run", steps=6, decay=0)
+    torch.save(task.vq.quantize.embedding.weight.detach(), out / f"{rank}.pt")
+
+
+def run_two(fresh: Any, function: Any, out: Path) -> None:
+    """Call a function with `out`, the rank and a port in two processes."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    processes = [fresh.Process(target=train_half, args=(tmp_path / "two", rank, port)) for rank in range(2)]
+    processes = [fresh.Process(target=function, args=(out, rank, port)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(240)
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_two_processes_learn_one_codebook(fresh: Any, tmp_path: Path) -> None:
+    pictures, record = np.random.default_rng(0), Record(0, (("c", 1.0),), "plain", (), "", "train")
+    prepared(tmp_path / "data", [(pictures.integers(0, 256, (8, 8, 3), np.uint8), record) for _ in range(6)])
+    run_two(fresh, train_tokenizer, tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first, second)
+
+
+def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(fresh: Any, tmp_path: Path) -> None:
+    run_two(fresh, train_half, tmp_path / "two")
     for clip in CLIPS:
         train(Sum(16), tmp_path / "one" / str(clip), steps=6, decay=0, clip=clip)
         one, two = (weights(tmp_path / name / str(clip)) for name in ("one", "two"))
