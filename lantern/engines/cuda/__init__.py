@@ -1,6 +1,6 @@
 """The engine `graph` for GPUs, and how many rows its passes have: by the size of the batch, not by the tree."""
 
-ROWS = 32  # rows per line of a small batch: the default trees of all methods have at most 30 nodes
+ROWS = 32  # rows per line of a small batch: default trees but those of some -paper presets have at most 30 nodes
 RIDGE = 320  # rows of a pass of an H100 up to which it is expected to take as long as to read the weights
 
 
