@@ -53,8 +53,7 @@ class JsonLines(AbstractContextManager["JsonLines"]):
         """Append one line; on OSError the file is unchanged."""
         line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
-            written = self._file.write(line)
-            if written != len(line):  # a nearly full disk accepts a part
+            if self._file.write(line) != len(line):  # a nearly full disk accepts a part
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
         except OSError as error:

@@ -115,8 +115,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "", room:
     if not isinstance(given, Path):
         return Reference(name or f"{len(given)} images", tuple(given))
     if given.is_dir():
-        pictures = unpack(given, room) if is_prepared(given) else find_pictures(given)
-        return Reference(name or given.name, pictures)
+        return Reference(name or given.name, unpack(given, room) if is_prepared(given) else find_pictures(given))
     if given.suffix == ".safetensors":
         stored = Moments.load(given)
         return Reference(name or given.name, (), stored.gaussian, stored.count, sha256_of(given), stored.made_with)

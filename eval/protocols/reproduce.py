@@ -17,15 +17,7 @@ import torch
 import lantern
 from lantern.cli.command import check_folder
 from lantern.cli.options import Choices
-from lantern.core.config import (
-    EMBEDDED_MODEL,
-    build_config,
-    check_number,
-    installed,
-    one_line,
-    read_json_object,
-    resolve_model,
-)
+from lantern.core.config import EMBEDDED_MODEL, build_config, check_number, installed, read_json_object, resolve_model
 from lantern.core.io import sha256_of, sha256_of_lines, write_json
 from lantern.core.process import check_ray
 from lantern.core.types import Callback
@@ -101,12 +93,8 @@ def fingerprint_of(
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "batch": batch,
         },
-        "versions": {
-            "lantern": lantern.__version__,
-            "torch": torch.__version__,
-            "transformers": installed("transformers"),
-            "pillow": installed("pillow"),
-        },
+        "versions": {"lantern": lantern.__version__, "torch": torch.__version__}
+        | {name: installed(name) for name in ("transformers", "pillow")},
     }
 
 
@@ -173,8 +161,7 @@ def prepare(row: TableRow) -> ResolvedRow:
     is_local = row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available()
     device = pick_device(f"cuda:{local}" if is_local else row.device)
     dtype = pick_dtype(row.dtype, device, resolve_model(name), row.engine)
-    if row.threads is not None:
-        torch.set_num_threads(row.threads)
+    torch.set_num_threads(row.threads or torch.get_num_threads())
     # each actor of a Ray job loads its own model; this one is only for checks and the fingerprint
     model = load_model(name, device="cpu" if row.ray is not None else device, dtype=dtype, engine=row.engine)
     protocol.check_model(model)
@@ -281,7 +268,7 @@ def _repeated(row: TableRow, before: Mapping[str, Any]) -> TableRow:
     try:
         engine = make_engine(**choices["engine"])
     except TypeError as error:
-        raise ValueError(f"{row.protocol}: engine has settings that there are not: {one_line(error)}") from error
+        raise ValueError(f"{row.protocol}: engine has settings that there are not: {error}") from error
     both = {name: (getattr(row, name), choices[name]) for name in ("limit", "batch", "dtype", "threads")} | {
         "method": [spec and find(spec).spec for spec in (row.method, choices["method"])],
         "device": (row.device.partition(":")[0], choices["device"]),

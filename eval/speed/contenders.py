@@ -29,8 +29,7 @@ PLAIN, AUTO = "plain", "auto"
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
     """Return the kinds of VARIANTS that run on a device."""
-    absent = "cpu" if device.type == "cuda" else "graph"
-    return tuple(kind for kind in VARIANTS if absent not in kind)
+    return tuple(kind for kind in VARIANTS if ("cpu" if device.type == "cuda" else "graph") not in kind)
 
 
 @dataclass(frozen=True)
