@@ -244,7 +244,11 @@ def run_all(path: Path, out: Path, given: Mapping[str, Any], recipe: stages.Reci
     if only not in (None, *names):
         raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
     known = build.state.inputs
+    options = (text for step in config.steps for text in step.options.values())
+    used = {text.partition("/")[0] for text in (*options, *config.components.values(), *config.addons.values())}
     for name, value in given.items():
+        if isinstance(value, Path) and f"@{name}" not in used:
+            raise ValueError(f"{path} does not use {flag(name)}: leave it out")
         if isinstance(value, Path) and known.setdefault(name, str(value.resolve())) != str(value.resolve()):
             raise ValueError(f"{out} was begun with {flag(name)} {known[name]}, got {value}: use another --out")
     for step in (each for each in config.steps if only in (None, each.name)):

@@ -120,6 +120,12 @@ def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path
     assert "state.json: done is" in refused_by(capsys, *given)
 
 
+def test_a_path_that_no_step_uses_is_refused(photos: Path, config: Path, tmp_path: Path, capsys: Capture) -> None:
+    given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(tmp_path / "out")]
+    assert f"{config} does not use --data" in refused_by(capsys, *given, "--data", str(photos))
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> None:
     emoji = find_recipe("emoji")
     recipes = {"all-small": None, "all-emoji": emoji, "all-addons": emoji, "all-photos": find_recipe("photos")}
