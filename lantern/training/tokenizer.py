@@ -142,7 +142,7 @@ class TokenizerTask(Task):
         self._held = images[held_or_trained(held, plain)]
         self.frozen = (Perceptual(packages),) if config.perceptual else ()
         self.batch_tokens = config.batch * (images.shape[-1] // config.model.downsample) ** 2
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self._seen: list[tuple[Tensor, Tensor]] = []  # vectors and their tokens, of the batches of a step
 
     def _choice(self, step: int, rank: int) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], torch.Generator]:
         """Return uniform numbers, the images of a batch, and the generator of a step's further random numbers."""
@@ -156,7 +156,7 @@ class TokenizerTask(Task):
         return draw[:, 2], chosen, generator
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return images, flipped and shifted on white, and the step."""
+        """Return images, flipped and shifted on white, and the step or, if steps accumulate batches, the batch."""
         config = self.config
         draw, chosen, generator = self._choice(step, rank)
         x = self._images[chosen]
@@ -175,8 +175,8 @@ class TokenizerTask(Task):
         with torch.no_grad():
             tokens = self.vq.quantize.nearest(flat)
             quantised = self.vq.quantize.tokens()[tokens].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
-        is_free = bool(step < config.free_steps)
-        self._seen = (flat.detach(), tokens)
+        is_free = bool(step < config.free_steps * config.loop.accumulate)
+        self._seen.append((flat.detach(), tokens))
         made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
         commit = z.new_zeros(()) if is_free else (z - quantised).square().sum(1).mean()
         figures = self.reconstruction_loss(made, pixels)
@@ -196,13 +196,15 @@ class TokenizerTask(Task):
         """Move the codebook toward the vectors assigned to it; unused tokens become the vectors of largest error."""
         from accelerate.utils import gather
 
-        assert self._seen is not None
-        flat, tokens = gather(self._seen)  # of all processes, whose codebooks so stay equal
-        weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
-        if step <= self.config.free_steps:
-            if step == self.config.free_steps:
+        seen = tuple(torch.cat(parts) for parts in zip(*self._seen, strict=True))
+        self._seen.clear()
+        last_free = max(self.config.free_steps - 1, 0)
+        if step <= last_free:
+            if step == last_free:
                 self._begin_codebook()
             return
+        flat, tokens = gather(seen)  # of all processes, whose codebooks so stay equal
+        weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
         self.counts.mul_(decay).index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float), alpha=1 - decay)
         self.sums.mul_(decay).index_add_(0, tokens, flat, alpha=1 - decay)
         dead = (self.counts < self.config.revive_below).nonzero()[:, 0]

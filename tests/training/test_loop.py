@@ -237,6 +237,22 @@ def test_two_processes_learn_one_codebook(fresh: Any, tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
+def test_the_codebook_begins_after_the_free_steps_and_learns_from_all_batches_of_a_step(tmp_path: Path) -> None:
+    pictures, record = np.random.default_rng(0), Record(0, (("c", 1.0),), "plain", (), "", "train")
+    prepared(tmp_path / "data", [(pictures.integers(0, 256, (8, 8, 3), np.uint8), record) for _ in range(6)])
+    config = TokenizerConfig(VQ, replace(CONFIG, accumulate=2), batch=2, perceptual=0, free_steps=1)
+    task = TokenizerTask(config, Prepared.open(tmp_path / "data"), None)
+    first = task.vq.quantize.embedding.weight.clone()
+    for step, is_free in enumerate((True, False)):
+        counts = task.counts.clone()
+        found = [task(*task.batch(2 * step + i, 0, torch.device("cpu")))["commit"] > 0 for i in range(2)]
+        assert not any(found) if is_free else all(found)
+        task.after_step(step)
+        assert is_free == (task.counts == 1).all() and not torch.equal(task.vq.quantize.embedding.weight, first)
+    expected = 0.99 * counts.sum() + 0.01 * 2 * task.batch_tokens
+    torch.testing.assert_close(task.counts.sum(), expected)
+
+
 def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(fresh: Any, tmp_path: Path) -> None:
     run_two(fresh, train_half, tmp_path / "two")
     for clip in CLIPS:
