@@ -524,6 +524,8 @@ verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
 + lost.mul_(1.0)
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
+- return ends || is_new;
++ return ends;
 - (state.is_staged ? known - 1 : where + 1)
 + (state.is_staged ? known - 1 : where)
 - if (count + j < state.nodes) {

@@ -204,6 +204,16 @@ def test_uniforms_equal_torch() -> None:
         assert torch.equal(found, to_uniform(random_words(key, images, positions, count)))
 
 
+def test_patient_steps_end_when_an_image_is_complete() -> None:
+    parts = parts_of(wide_target(block_size=36), DISTRIBUTIONS[0], None)
+    early, late = (parts.begin(CONDITION.select([i]), keys=KEYS[i : i + 1], is_joined=True) for i in range(2))
+    alone = parts.engine.drive([early])
+    for _ in range(5):
+        alone()
+    parts.engine.drive([early, late], alone)(patience=60.0)
+    assert early.is_done() and (int(early.known), int(late.known)) == (36, 31)
+
+
 def test_a_picture_of_one_token_needs_no_step_and_steps_are_timed() -> None:
     for options in (None, {"window": 5}):
         parts = parts_of(wide_target(block_size=1), DISTRIBUTIONS[0], options)
