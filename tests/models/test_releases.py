@@ -197,6 +197,9 @@ def test_unknown_and_missing_tensors_are_named_with_their_file(tmp_path: Path, c
         capsys, "convert", str(source), str(tmp_path / "out")
     )
     params.write_text(json.dumps(sizes))
+    torch.save(whole | {"layers.0.attention.wq.weight": torch.zeros(())}, path)
+    assert "has (IndexError" in refused_by(capsys, "convert", str(source), str(tmp_path / "out"))
+    torch.save(whole, path)
     (source / "tokenizer" / "vqgan.yaml").write_text("model: 3")
     assert "vqgan.yaml is no config of a VQGAN" in refused_by(capsys, "convert", str(source), str(tmp_path / "out"))
 

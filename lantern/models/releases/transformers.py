@@ -141,7 +141,7 @@ def read_release(path: Path) -> Release | None:
         if (path / CONFIG_NAME).is_file():
             config = read_json_object(path / CONFIG_NAME, most=MOST_BYTES)
             return _janus(path, config) if config.get("model_type") in RELEASED else None
-    except (KeyError, AttributeError, TypeError, ArithmeticError) as error:  # no heads, which divide the width
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # as of no heads, which divide the width
         raise ValueError(f"{path} lacks what its layout has ({type(error).__name__}: {one_line(error)})") from error
     if shards := sorted(path.glob(MANY_SHARDS)):
         raise ValueError(f"{shards[0]} is one of {len(shards)} parts of a model, wanted consolidated.pth in models/7b")
