@@ -562,8 +562,8 @@ engines/cpu/noise.h: engines/cpu/test_steps.py
 + j < i + PAIR - 1
 - 34 * LOG_2
 + 3 * LOG_2
-- - whole + 1.0) * LOG_2
-+ - whole) * LOG_2
+- - magic + 1.0) * LOG_2
++ - magic) * LOG_2
 - sums[at - 1] < sum; at--
 + sums[at - 1] < sum; at = 0
 

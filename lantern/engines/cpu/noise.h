@@ -57,9 +57,9 @@ inline void take_with_gumbel(const Stream &of, int64_t where, int vocab, const f
     const auto add = [&] {
         uniforms_of(of, where, blocks, numbers);
         for (int i = 0; i < 4 * queued; i += PAIR) {
-            const Doubles u = get<Doubles>(numbers + i), one = spread<Doubles>(1.0), whole = spread<Doubles>(0x1p52);
+            const Doubles u = get<Doubles>(numbers + i), one = spread<Doubles>(1.0), magic = spread<Doubles>(0x1p52);
             const Longs halvings = ((Longs)one - (Longs)(one - u)) >> 52; // at most one less than -log2(1 - u)
-            const Doubles bound = ((Doubles)(halvings + (Longs)whole) - whole + 1.0) * LOG_2;
+            const Doubles bound = ((Doubles)(halvings + (Longs)magic) - magic + 1.0) * LOG_2;
             const Longs is_less = widened(own + i) + bound < spread<Doubles>(double(least));
             int64_t all = -1;
             for (int lane = 0; lane < PAIR; lane++) all &= is_less[lane];
