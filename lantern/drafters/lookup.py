@@ -328,7 +328,7 @@ class SamDrafter(TreeDrafter):
             )
         check_width(tree, config.vocab_size)
         reach = min(reach, config.block_size)
-        longest = 6 if match == "grid" else reach
+        longest = 6 if match == "grid" else reach  # the numbers of `fields_of`
         if sharp * longest > MOST_EXPONENT:
             what = f"matches of up to {longest} have the weight e^(sharp x length)"
             raise ValueError(f"sharp is {sharp:g}, wanted at most {MOST_EXPONENT / longest:g}: {what}")

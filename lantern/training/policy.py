@@ -50,6 +50,8 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         find_kind(self.kind, "policy")
         check_least(self, batch=1, lr=0, weight_decay=0, nodes=2, curiosity=0, node_cost=0, level_cost=0)
+        if not self.lr:
+            raise ValueError("lr is 0, wanted above 0")
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:

@@ -101,7 +101,7 @@ class TransformerConfig:
             raise ValueError(f"n_kv_head is {self.n_kv_head}, wanted {self.n_head}: grouped queries are in no release")
         check_limits(self, *(field.name for field in dataclasses.fields(self) if field.name in LIMITS))
         for name in ("token_dropout_p", "attn_dropout_p", "resid_dropout_p", "ffn_dropout_p", "class_dropout_prob"):
-            check_number(name, getattr(self, name), 0, 1)
+            check_number(name, vars(self)[name], 0, 1)
         if self.ffn_dim_multiplier is not None and not 0 < self.ffn_dim_multiplier <= 64:
             raise ValueError(f"ffn_dim_multiplier is {self.ffn_dim_multiplier:g}, wanted above 0, at most 64")
 

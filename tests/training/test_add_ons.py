@@ -104,6 +104,7 @@ def test_command_trains_and_refuses_unusable_records_and_configs(tmp_path: Path,
     for name, low in {"batch": 1, "nodes": 2, "lr": 0, "curiosity": 0, "node_cost": 0, "level_cost": 0}.items():
         bad: dict[str, Any] = {name: low - 1}
         refused(PolicyConfig, LOOP, **bad, match=f"{name} is {low - 1}, wanted a number from {low} on")
+    refused(PolicyConfig, LOOP, lr=0.0, match="lr is 0, wanted above 0")
     (tmp_path / "c.json").write_text('{"kind": "sam", "groups": 0}')
     given = ["--prompts", str(tmp_path), "--out", out, "--config", str(tmp_path / "c.json")]
     assert "groups is 0, wanted a number from 1 on" in refused_by(capsys, "train", "tables", *given)

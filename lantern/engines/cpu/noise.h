@@ -43,7 +43,7 @@ inline void take_with_gumbel(const Stream &of, int64_t where, int vocab, const f
     constexpr double LOG_2 = 0.6932, MOST = 34 * LOG_2; // rounded up
     std::vector<float> sums(count, -INFINITY);
     std::fill(to, to + count, 0);
-    float own[4 * BLOCKS], least = -INFINITY; // least: the last of `sums`, which others must exceed
+    float own[4 * BLOCKS] = {}, least = -INFINITY; // least: the last of `sums`, which others must exceed
     double numbers[4 * BLOCKS];
     uint32_t blocks[BLOCKS] = {};
     int queued = 0;
