@@ -106,25 +106,30 @@ def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str |
     key with its nearest valid name, a missing key, a value of the wrong type, an integer beyond MAX_INTEGER, a float
     that is not finite, and what the dataclass itself rejects. `prefix` is the path of the keys, such as "loop.".
     """
-    fields = {field.name: field for field in dataclasses.fields(cast(Any, kind)) if field.init}
-    hints, given = get_type_hints(kind), dict[str, Any]()
-    for name, value in values.items():
-        if name not in fields:
-            raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, fields)}")
-        try:
-            given[name] = _convert(value, hints[name], source, prefix + name)
-        except _Misfit:
-            wanted = describe_type(hints[name])
-            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}") from None
-    missing = dataclasses.MISSING
-    for name, field in fields.items():
-        if name not in values and field.default is missing and field.default_factory is missing:
-            raise ValueError(f"{source}: key {prefix + name!r} is missing")
+    given, missing = build_fields(kind, values, source=source, prefix=prefix), dataclasses.MISSING
+    for field in dataclasses.fields(cast(Any, kind)):
+        if field.init and field.name not in values and field.default is field.default_factory is missing:
+            raise ValueError(f"{source}: key {prefix + field.name!r} is missing")
     try:
         return kind(**given)
     except (TypeError, ValueError) as error:
         where = f"{source}: {prefix.removesuffix('.')}" if prefix else source
         raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def build_fields(kind: type[Any], values: Mapping[str, Any], *, source: str | Path, prefix: str = "") -> dict[str, Any]:
+    """Return some fields of the config dataclass `kind` from JSON values, as `build_config` takes and refuses them."""
+    known, given = [field.name for field in dataclasses.fields(kind) if field.init], dict[str, Any]()
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, known)}")
+        try:
+            given[name] = _convert(value, hints[name], source, prefix + name)
+        except _Misfit:
+            wanted = describe_type(hints[name])
+            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}") from None
+    return given
 
 
 def nearest(name: str, known: Collection[str]) -> str:

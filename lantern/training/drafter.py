@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.config import build_config, check_least, hint_for
+from lantern.core.config import build_config, build_fields, check_least, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, save_component, save_tensors, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -57,13 +57,6 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
     return known[name]
 
 
-def check_fields(entry: AddOn, values: dict[str, Any]) -> None:
-    """Raise ValueError for a field of `model` in a training's config that networks of this kind do not have."""
-    known = [each.name for each in fields(entry.config)]
-    if (unknown := next((name for name in values if name not in known), None)) is not None:
-        raise ValueError(f'the config\'s "model" has {unknown!r}, no field of this kind; {hint_for(unknown, known)}')
-
-
 def digest_of(target: Any) -> str | None:
     """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
     return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
@@ -72,16 +65,25 @@ def digest_of(target: Any) -> str | None:
 def new_module(kind: str, target: Any, changes: dict[str, Any], *, seed: int) -> Trainee:
     """Return a new module for a target; `changes` are fields of its config.
 
-    ValueError for unknown ones, and for a config of another kind, whose folder would not load as this one.
+    ValueError for unknown ones, for sizes that are not the target's, and for a config of another kind, whose folder
+    would not load as this one.
     """
     entry = find_kind(kind)
-    check_fields(entry, changes)
+    changes = build_fields(entry.config, changes, source="config", prefix="model.")
     module: Trainee = entry.module(entry.config.for_target(target.config, target=digest_of(target), **changes))
     if module.config.kind != kind:
         got = f'{entry.config_path} has kind "{module.config.kind}"'
         raise ValueError(f'{got}, wanted "{kind}", under which it is declared: change one of them')
+    check_same_sizes(module.config, target.config, source="config: model")
     module.init_for(target, torch.Generator().manual_seed(seed))
     return module
+
+
+def check_same_sizes(drafter: Any, target: Any, *, source: str | Path) -> None:
+    """Raise ValueError for the config of a drafter of another width, codebook or grid than the target's."""
+    for name in ("dim", "vocab_size", "block_size"):
+        if (got := getattr(drafter, name)) != (expected := getattr(target, name)):
+            raise ValueError(f"{source}: {name} is {got}, wanted {expected} as the target has")
 
 
 def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
@@ -100,10 +102,7 @@ def load_kind(kind: str, folder: Path, target: Any) -> Trainee:
         if raw.get("kind", kind) != kind:
             raise ValueError(f"{folder} holds a drafter of kind {raw['kind']}, wanted {kind}: give its own --kind")
         module = load_component(build, config, folder)
-    for name in ("dim", "vocab_size", "block_size"):
-        got, expected = getattr(module.config, name), getattr(target.config, name)
-        if got != expected:
-            raise ValueError(f"{folder}: {name} is {got}, the target has {expected}: it was made for another one")
+    check_same_sizes(module.config, target.config, source=folder)
     module.config = replace(module.config, target=digest_of(target))
     return module.train()
 

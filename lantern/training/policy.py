@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.config import check_least
+from lantern.core.config import build_fields, check_least
 from lantern.core.io import save_component, sha256_of
 from lantern.drafters.policies import SIDE_INPUTS, TRAITS, side_inputs
 from lantern.drafters.records import Records, load_records
 from lantern.methods.method import resolved
-from lantern.training.drafter import check_fields, find_kind
+from lantern.training.drafter import find_kind
 from lantern.training.loop import LoopConfig, Task, run_loop, step_generator
 
 HELD_OUT = 5  # every fifth picture is held out
@@ -70,8 +70,8 @@ class PolicyTask(Task):
     def __init__(self, config: PolicyConfig, records: Records) -> None:
         super().__init__()
         self.config, kind = config, find_kind(config.kind, "policy")
-        check_fields(kind, config.model)
-        self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **config.model}))
+        given = build_fields(kind.config, config.model, source="config", prefix="model.")
+        self.part: Any = kind.module(kind.config(**{"target": records.about.get("target"), **given}))
         self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
 
     def export(self, folder: Path) -> None:

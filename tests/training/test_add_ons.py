@@ -96,8 +96,8 @@ def test_command_trains_and_refuses_unusable_records_and_configs(tmp_path: Path,
     given = ["train", "policy", "--records", str(file), "--out", out, "--kind"]
     assert main([*given, "c2t", "--steps", "3", "--decay", "0"]) == 0
     assert (tmp_path / "out" / "c2t" / "model.safetensors").is_file()
-    message, config = "the config's \"model\" has 'beam', no field of this kind", PolicyConfig(LOOP, model={"beam": 4})
-    refused(train, config, out=tmp_path / "other", records=file, match=message)
+    for model, message in {("beam", 4): "unknown key 'model.beam'", ("hidden", "x"): "model.hidden is 'x'"}.items():
+        refused(train, PolicyConfig(LOOP, model=dict([model])), out=tmp_path / "other", records=file, match=message)
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     assert "eagle1 records no traits of nodes" in refused_by(capsys, *given, "c2t")
     refused(PolicyConfig, LOOP, kind="c3t", match="policy kind is 'c3t'")

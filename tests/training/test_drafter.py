@@ -182,14 +182,18 @@ def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> 
 def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None:
     released(tmp_path / "released")
     wide = tiny_target(vocab_size=48)
-    refused(load_kind, "eagle1", tmp_path / "released", wide, match="vocab_size is 24, the target has 48")
+    refused(load_kind, "eagle1", tmp_path / "released", wide, match="vocab_size is 24, wanted 48 as the target has")
     other = tmp_path / "other"
     module = tiny_eagle(tiny_target())
     save_component(module.state_dict(), {**dataclasses.asdict(module.config), "kind": "medusa"}, other)
     assert "of kind medusa, wanted eagle1" in refused(load_kind, "eagle1", other, tiny_target())
     assert "did you mean 'eagle1'" in refused(load_kind, "eagle-1", other, tiny_target())
-    message = "has 'dims', no field of this kind; did you mean 'dim'"
-    refused(new_module, "eagle1", tiny_target(), {"dims": 8}, seed=0, match=message)
+    for model, message in {
+        ("dims", 8): "config: unknown key 'model.dims'; did you mean 'dim'",
+        ("layers", "two"): "config: model.layers is 'two', wanted int",
+        ("vocab_size", 48): "config: model: vocab_size is 48, wanted 24 as the target has",
+    }.items():
+        refused(new_module, "eagle1", tiny_target(), dict([model]), seed=0, match=message)
     with patch.dict(ADD_ONS, own=replace(ADD_ONS["medusa"], name="own")):
         refused(new_module, "own", tiny_target(), {}, seed=0, match='MedusaConfig has kind "medusa", wanted "own"')
 
