@@ -43,10 +43,10 @@ core/sampling.py: core/test_noise.py
 + key = purpose_key(seeds[part], Purpose(purpose))
 - missing.difference_update(rows)
 + pass
-- table[:, where] = to_gumbel(uniforms)
-+ table[:, : len(where)] = to_gumbel(uniforms)
-- table, (seeds, images) = self._gumbel[purpose], self._keys.unbind(1)
-+ table, (images, seeds) = self._gumbel[purpose], self._keys.unbind(1)
+- table[:, where] = to_gumbel(
++ table[:, : len(where)] = to_gumbel(
+- self.make_gumbel(purpose_key(seeds, purpose), images, where,
++ self.make_gumbel(purpose_key(images, purpose), seeds, where,
 
 core/types.py: core/test_buffers.py
 - key = (name, value.shape

@@ -30,7 +30,6 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 BLOCK = 1 << 21  # numbers made at a time: bounds temporaries, about 30 bytes per number
-CACHED = 1 << 17  # numbers made at a time by an engine's `make_uniforms`: so many stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -348,20 +347,20 @@ def to_gumbel(uniforms: Float64[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return uniforms.log_().neg_().log_().neg_().float()
 
 
-def random_uniforms(
-    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
+def random_gumbel(
+    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], table: Float[Tensor, "b p v"]
 ) -> None:
-    """Write the words of `random_words` to `out` as uniforms."""
-    out.copy_(to_uniform(random_words(key, images, positions, out.shape[-1])))
+    """Write Gumbel noise of the words of `random_words` to the rows of a table at these token numbers."""
+    for where in positions.split(max(BLOCK // table[:, 0].numel(), 1)):
+        table[:, where] = to_gumbel(to_uniform(random_words(key, images, where, table.shape[-1])))
 
 
 class Noise:
     """The noise of a batch of images: one (seed, image number) each, whatever their place in the batch.
 
     Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
-    (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster `random_uniforms` of the same
-    numbers, of an engine for CPUs: then rows of the table are made when they are first read. ValueError for a key out
-    of range.
+    (greedy decoding) Gumbel noise is 0 and no table is made. `make_gumbel` is a faster `random_gumbel`, of an engine
+    for CPUs: then rows of the table are made when they are first read. ValueError for a key out of range.
     """
 
     def __init__(
@@ -372,14 +371,14 @@ class Noise:
         vocab_size: int,
         device: torch.device | str = "cpu",
         is_silent: bool = False,
-        make_uniforms: Callable[..., None] | None = None,
+        make_gumbel: Callable[..., None] | None = None,
     ) -> None:
         for key in keys:
             check_key(*key)
         self.positions = positions
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.is_silent, self.make_uniforms = is_silent, make_uniforms or random_uniforms
+        self.is_silent, self.make_gumbel = is_silent, make_gumbel or random_gumbel
         self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
         self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
         self._gumbel: dict[int, Tensor] = {}
@@ -417,7 +416,7 @@ class Noise:
                 *positions.shape, self.vocab_size
             )
         where = positions.clamp(0, self.positions - 1)
-        is_lazy = self.make_uniforms is not random_uniforms
+        is_lazy = self.make_gumbel is not random_gumbel
         return self._with_rows(purpose, where.flatten().tolist() if is_lazy else None)[self._rows, where]
 
     def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
@@ -510,13 +509,6 @@ class Noise:
 
     def _make_rows(self, purpose: Purpose, places: Sequence[int]) -> None:
         """Write the rows of these token numbers to the table of a purpose."""
-        table, (seeds, images) = self._gumbel[purpose], self._keys.unbind(1)
-        key, each = purpose_key(seeds, purpose), len(seeds) * self.vocab_size
-        block = BLOCK if self.make_uniforms is random_uniforms else min(BLOCK, CACHED)
-        rows = min(max(block // each, 1), len(places))
-        memory = table.new_empty(rows * each, dtype=torch.float64)
-        for start in range(0, len(places), rows):
-            where = torch.tensor(places[start : start + rows], device=self.device)
-            uniforms = memory[: len(where) * each].view(len(seeds), -1, self.vocab_size)
-            self.make_uniforms(key, images, where, uniforms)
-            table[:, where] = to_gumbel(uniforms)
+        seeds, images = self._keys.unbind(1)
+        where = torch.tensor(places, device=self.device)
+        self.make_gumbel(purpose_key(seeds, purpose), images, where, self._gumbel[purpose])

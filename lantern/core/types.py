@@ -118,7 +118,7 @@ class Prompt:
         lists = zip(*(part.with_slots(longest)._parts() for part in parts), strict=True)
         return cls(*(None if some[0] is None else torch.cat(some) for some in lists))  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(part.nbytes for part in self._parts() if part is not None)
@@ -269,7 +269,7 @@ class Target:
     mask is over cache slots; `cache.write(layer, slots, entries)` stores the keys and values `(rows n 2 h d)` of a
     layer and returns those of all slots. `config` has the fields of `TargetSizes`.
     `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one, with faster ways
-    where an engine has them: `make_uniforms` is a `sampling.random_uniforms` with the same numbers. Unless it
+    where an engine has them: `make_gumbel` is a `sampling.random_gumbel` with the same noise. Unless it
     `follows_masks`, all nodes of a pass see the tokens committed before node 0, whatever the mask is there.
     """
 
@@ -278,7 +278,7 @@ class Target:
     output: Any
     training: Any  # whether dropout is on
     follows_masks: bool = True
-    make_uniforms: Callable[..., None] | None = None
+    make_gumbel: Callable[..., None] | None = None
 
     def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
         """Read the first `rows` guidance rows of prompts.

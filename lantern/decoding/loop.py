@@ -342,7 +342,7 @@ def begin(
         state.held.sampling = (sampling or state.sampling).values(len(keys), device)
         state.sampling.hold(state.held.sampling)
     sizes = {"positions": config.block_size, "vocab_size": config.vocab_size, "device": device}
-    how = {"is_silent": state.sampling.is_greedy, "make_uniforms": target.make_uniforms}
+    how = {"is_silent": state.sampling.is_greedy, "make_gumbel": target.make_gumbel}
     noise = Noise(keys, **sizes, **how)
     state.noise = state.noise.take_keys(noise) if state.has_begun else noise
     state.sampler = target.sampler(state.sampling, state.noise)

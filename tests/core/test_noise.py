@@ -10,7 +10,7 @@ from lantern.core.sampling import (
     Purpose,
     philox,
     purpose_key,
-    random_uniforms,
+    random_gumbel,
     random_words,
     to_gumbel,
     to_uniform,
@@ -67,12 +67,12 @@ def test_gumbel_argmax_matches_distribution(vocab: int) -> None:
 def test_rows_that_an_engine_makes_when_they_are_read_are_those_of_the_table() -> None:
     made, keys = list[int](), [(7, 0), (2**40, 3)]
 
-    def uniforms(key: Key, images: torch.Tensor, where: torch.Tensor, out: torch.Tensor) -> None:
+    def gumbel(key: Key, images: torch.Tensor, where: torch.Tensor, table: torch.Tensor) -> None:
         made.extend(where.tolist())
-        random_uniforms(key, images, where, out)
+        random_gumbel(key, images, where, table)
 
     table = Noise(keys, positions=9, vocab_size=12).gumbel_table(Purpose.RESIDUAL)
-    noise = Noise(keys, positions=9, vocab_size=12, make_uniforms=uniforms)
+    noise = Noise(keys, positions=9, vocab_size=12, make_gumbel=gumbel)
     assert table is not None
     for places in ([[3], [5]], [[4, 8], [5, 20]], [[3, 4], [0, 0]]):
         where = torch.tensor(places)

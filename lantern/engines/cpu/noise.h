@@ -36,6 +36,8 @@ inline void uniforms_of(const Stream &of, int64_t where, const uint32_t *blocks,
     }
 }
 
+inline Doubles gumbel(Doubles u) { return -exact_log(-exact_log(u)); }
+
 // Writes the tokens of the `count` largest sums of score and Gumbel noise, in descending order, the lowest number among
 // equals, and 0 in the place of tokens without probability. Noise of a uniform u is at most -log(1 - u), so that few of its
 // logarithms can matter.
@@ -64,7 +66,7 @@ inline void take_with_gumbel(const Stream &of, int64_t where, int vocab, const f
             int64_t all = -1;
             for (int lane = 0; lane < PAIR; lane++) all &= is_less[lane];
             if (all) continue;
-            put(numbers + i, -exact_log(-exact_log(u)));
+            put(numbers + i, gumbel(u));
             for (int j = i; j < std::min(i + PAIR, 4 * queued); j++)
                 insert(own[j] + float(numbers[j]), 4 * int64_t(blocks[j / 4]) + j % 4);
         }

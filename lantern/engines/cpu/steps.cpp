@@ -347,18 +347,24 @@ extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepA
     });
 }
 
-// The uniforms of `count` tokens at each token number of each image, as in lantern/core/sampling.py.
-extern "C" void lantern_uniforms(int32_t images, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
-                                 const int64_t *high, const int64_t *image, const int64_t *position, double *out) {
+// The Gumbel noise of all tokens at some token numbers of each image, as in lantern/core/sampling.py, to their rows of
+// `table` (images, tokens, vocab).
+extern "C" void lantern_gumbel(int32_t images, int32_t tokens, int32_t vocab, int32_t count, int32_t threads,
+                               const int64_t *low, const int64_t *high, const int64_t *image, const int64_t *position,
+                               float *table) {
 #pragma omp parallel for num_threads(threads)
-    for (int row = 0; row < images * positions; row++) {
-        const int of = row / positions;
-        double *to = out + int64_t(row) * count, numbers[4 * BLOCKS];
-        for (int first = 0; first < count; first += 4 * BLOCKS) {
+    for (int row = 0; row < images * count; row++) {
+        const int of = row / count;
+        const int64_t where = position[row % count];
+        float *to = table + (int64_t(of) * tokens + where) * vocab, noise[4 * BLOCKS];
+        double numbers[4 * BLOCKS];
+        for (int first = 0; first < vocab; first += 4 * BLOCKS) {
             uint32_t blocks[BLOCKS];
             for (int j = 0; j < BLOCKS; j++) blocks[j] = uint32_t(first / 4 + j);
-            uniforms_of({low[of], high[of], image[of]}, position[row % positions], blocks, numbers);
-            std::memcpy(to + first, numbers, sizeof(double) * std::min(4 * BLOCKS, count - first));
+            uniforms_of({low[of], high[of], image[of]}, where, blocks, numbers);
+            for (int i = 0; i < 4 * BLOCKS; i += PAIR)
+                put(noise + i, __builtin_convertvector(gumbel(get<Doubles>(numbers + i)), Singles));
+            std::memcpy(to + first, noise, sizeof(float) * std::min(4 * BLOCKS, vocab - first));
         }
     }
 }

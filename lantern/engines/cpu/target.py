@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor, nn
 
 from lantern.core.sampling import Key, Purpose, Sampling
@@ -175,14 +175,13 @@ def linear(
     return out
 
 
-def uniforms(
-    key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], out: Float64[Tensor, "b n count"]
-) -> None:
-    """Write the numbers of `sampling.random_uniforms`."""
-    assert out.is_contiguous()
+def gumbel(key: Key, images: Int[Tensor, " b"], positions: Int[Tensor, " n"], table: Float32[Tensor, "b p v"]) -> None:
+    """Write the noise of `sampling.random_gumbel`."""
+    assert table.is_contiguous() and table.dtype == torch.float32
     given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
-    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
-    library().lantern_uniforms(*map(ctypes.c_int32, (*out.shape, torch.get_num_threads())), *places)
+    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, table))
+    sizes = (*table.shape, len(positions), torch.get_num_threads())
+    library().lantern_gumbel(*map(ctypes.c_int32, sizes), *places)
 
 
 class PackedPass:
@@ -231,7 +230,7 @@ class CpuTarget(PreparedTarget):
     """A target that reads prompts in C++, and scores inputs if its cache is in fp32, otherwise by torch."""
 
     amx: ClassVar[bool] = True  # whether products in bf16 use it, if the processor has it, in another order
-    make_uniforms = staticmethod(uniforms)
+    make_gumbel = staticmethod(gumbel)
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)

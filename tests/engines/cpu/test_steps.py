@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Purpose, Sampling, purpose_key, random_words, to_uniform
+from lantern.core.sampling import Purpose, Sampling, purpose_key, random_gumbel
 from lantern.core.types import Generation, Step
 from lantern.decoding.loop import State, begin
 from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows import TRIAL, JacobiDrafter
 from lantern.engines.cpu.engine import CpuEngine, is_fused
-from lantern.engines.cpu.target import uniforms
+from lantern.engines.cpu.target import gumbel
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -77,7 +77,7 @@ def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any
     with monkeypatch.context() as patch:
         patch.setattr(CpuEngine, "drive", lambda _, states: TorchRounds(states))
         patch.setattr(parts.target, "sampler", lambda *_: None)  # the loop's own, by torch
-        patch.setattr(parts.target, "make_uniforms", None)
+        patch.setattr(parts.target, "make_gumbel", None)
         return parts.generate(CONDITION, keys=KEYS, **watching)
 
 
@@ -195,13 +195,14 @@ def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, mon
     assert expected is not None and torch.equal(found, expected)
 
 
-def test_uniforms_equal_torch() -> None:
+def test_noise_equals_that_of_torch() -> None:
     seeds, images = torch.tensor([0, 7, 2**63 - 1]), torch.tensor([3, 2**40 + 5, 0])
-    key = purpose_key(seeds, Purpose.TEST)
-    for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13), (torch.tensor([1, 8]), 150)):
-        found = torch.empty(3, len(positions), count, dtype=torch.float64)
-        uniforms(key, images, positions, found)
-        assert torch.equal(found, to_uniform(random_words(key, images, positions, count)))
+    key = purpose_key(seeds, Purpose.TARGET)
+    for positions, count in ((torch.arange(9), 32), (torch.tensor([8, 3]), 13), (torch.tensor([1, 8]), 150)):
+        expected, found = torch.zeros(2, 3, 9, count).unbind()
+        random_gumbel(key, images, positions, expected)
+        gumbel(key, images, positions, found)
+        assert torch.equal(found, expected)
 
 
 def test_patient_steps_end_when_an_image_is_complete() -> None:
