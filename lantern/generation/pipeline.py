@@ -697,7 +697,8 @@ class LanternPipeline(DiffusionPipeline):
         if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex():
             got = str(tokens.dtype) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise TypeError(f"tokens are {got}, wanted a tensor of whole numbers")
-        if tokens.ndim != 3 or tokens.shape[1:] != (raster.rows, raster.columns):
-            raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
+        if tokens.ndim != 3 or tokens.shape[1:] != (raster.rows, raster.columns) or not len(tokens):
+            wanted = f"[b, {raster.rows}, {raster.columns}], b at least 1"
+            raise ValueError(f"tokens have shape {list(tokens.shape)}, wanted {wanted}")
         pixels = self.model.pictures(tokens.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)

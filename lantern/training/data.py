@@ -115,7 +115,7 @@ class Prepared:
             lines = (folder / RECORDS).read_text(encoding="utf-8").splitlines()
             records = []
             for values in map(json.loads, lines):
-                captions = tuple((text, weight) for text, weight in values.pop("captions"))
+                captions = tuple((str(text), float(weight)) for text, weight in values.pop("captions"))
                 records.append(Record(captions=captions, concepts=tuple(values.pop("concepts")), **values))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error

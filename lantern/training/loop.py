@@ -352,7 +352,9 @@ class Run:
             if self.average is not None:
                 self.average.load_state_dict(state["average"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
+                groups = zip(optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
+                own = [group | {"params": old["params"]} for group, old in groups]  # the config may have changed
+                optimizer.load_state_dict(saved | {"param_groups": own})
             if (best := state.get("best")) and best["judged_by"] == self.task.judged_by:
                 self.best = Best(**best)
         except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:

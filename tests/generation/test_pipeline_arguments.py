@@ -239,6 +239,7 @@ def test_latents_have_a_way_back(pipe: LanternPipeline) -> None:
         ([1, 2], "tokens are list, wanted a tensor of whole numbers"),
         (torch.zeros(1, 4, 4), "tokens are torch.float32, wanted a tensor of whole numbers"),
         (torch.zeros(4, 4, dtype=torch.int64), r"tokens have shape \[4, 4\], wanted \[b, 4, 4\]"),
+        (torch.zeros(0, 4, 4, dtype=torch.int64), r"tokens have shape \[0, 4, 4\], wanted \[b, 4, 4\], b at least 1"),
         (torch.zeros(1, 2, 2, dtype=torch.int64), r"tokens have shape \[1, 2, 2\], wanted \[b, 4, 4\]"),
     ):
         refused(pipe.decode_latents, given, error=(TypeError, ValueError), match=message)

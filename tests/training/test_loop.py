@@ -25,7 +25,7 @@ from lantern.core.io import TRAINING_NAME, trained_steps
 from lantern.core.process import Stopped
 from lantern.training import loop
 from lantern.training.data import Prepared, Record
-from lantern.training.loop import LoopConfig, Task, run_loop
+from lantern.training.loop import LoopConfig, Run, Task, run_loop
 from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
 from tests.cli.calls import Capture
 from tests.refusals import refused
@@ -301,6 +301,22 @@ def test_resuming_as_another_training_is_refused(tmp_path: Path, capsys: Capture
     refused(run_loop, Sum(16), replace(CONFIG, ema=0.9), out=tmp_path, source="other", match="on other data")
     task.net[0].requires_grad_(False)
     refused(train, task, tmp_path, ema=0.9, match="is of another training")
+
+
+class Decaying(Line):
+    weight_decay = 0.0
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=self.weight_decay)]
+
+
+def test_a_resumed_training_has_the_settings_of_its_config(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(Decaying(kill_at=13), tmp_path)
+    task = Decaying()
+    task.weight_decay = 0.5
+    optimizer = Run(task, CONFIG, tmp_path, None, "").optimizers[0]
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5 and optimizer.state[task.net[0].weight]["step"] > 0
 
 
 def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
