@@ -26,6 +26,7 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_INTEGER = 1 << 31
 LARGEST = sys.float_info.max  # a whole number beyond it is no float
 MAX_NEIGHBOURS = 1024  # columns of a proximity table
+MAX_NODES = 999  # drafted nodes of a tree
 DEBUG_VARIABLE = "LANTERN_DEBUG"
 # torch raises RuntimeError for all of these, so only the text identifies them
 OUT_OF_MEMORY = (

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.config import nearest
+from lantern.core.config import MAX_NODES, nearest
 from lantern.core.sampling import Noise
 from lantern.core.types import Drafter, DraftTree, Prompt, TreeShape, ancestors_of
 
@@ -203,7 +203,7 @@ def named(name: str) -> StaticTree:
         return grown(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"spine_([1-9]\d?)_([1-9]\d{0,2})_([1-9]\d?)", name):
         return spine(int(found[1]), grown(int(found[2]), int(found[3])))
-    sizes = "N to 999, S, D and a chain's N from 1 to 99"
+    sizes = f"N to {MAX_NODES}, S, D and a chain's N from 1 to 99"
     known = f"{', '.join(TREES)}, chain_N, grown_N_D, spine_S_N_D ({sizes}), nodes such as '0 1 0.0'"
     raise ValueError(f'tree "{name[:80]}" is unknown, wanted one of {known}{nearest(name, TREES)}')
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.config import MAX_NODES
 from lantern.core.sampling import Noise, Purpose, Sampling
 from lantern.core.types import Buffers, Drafter, DraftMode, DraftTree, Prompt, Step, Target, TreeShape, rows_at
 from lantern.drafters.base import ranking
@@ -154,15 +155,16 @@ class SjdPacDrafter(JacobiDrafter):
                   `- 2
 
     New places repeat the token before them. A window is at most as long as the image. ValueError for a window of less
-    than two, for a front wider than the codebook, and for a front without nodes.
+    than two, for a front wider than the codebook, and for one without nodes or with more than MAX_NODES at a depth.
     """
 
     def __init__(
         self, target: Target, *, sampling: Sampling, window: int = 16, width: int = 3, levels: int = 2
     ) -> None:
         super().__init__(target, window=window, init="repeat-left", keeps_distributions=False)
-        if not 1 <= width <= self.vocab_size or levels < 1:
-            raise ValueError(f"the front is {width} wide, {levels} deep: wanted 1 to {self.vocab_size}, and at least 1")
+        if not 1 <= width <= self.vocab_size or levels < 1 or width ** min(levels, self.depth) > MAX_NODES:
+            wanted = f"1 to {self.vocab_size} and at least 1, and at most {MAX_NODES} of its nodes at one depth"
+            raise ValueError(f"the front is {width} wide, {levels} deep: wanted {wanted}")
         self.draft_sampling = ranking(sampling)
         self.tree, self.width, self.front = fronted(self.nodes, width, levels), width, min(levels, self.depth)
         self.max_nodes = self.tree.max_nodes

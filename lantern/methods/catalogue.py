@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lantern.core.config import MAX_NEIGHBOURS
+from lantern.core.config import MAX_NEIGHBOURS, MAX_NODES
 from lantern.methods.method import DRAFTER, Deferred, Made, Parts, add_on, lazy, method, opt, preset
 
 NETWORKS, EAGLE = "lantern.drafters.eagle.networks", "lantern.drafters.eagle.drafter"
@@ -62,8 +62,8 @@ add_on("radar", POLICIES, "Radar", "RadarConfig", **RECURRENT)
 add_on("radar-paper", POLICIES, "Radar", "RadarConfig", **RECURRENT)
 
 GROWTH = dict(
-    nodes=opt(15, 1, None, "drafted nodes of a tree"),
-    width=opt(8, 1, None, "nodes that are extended at each depth"),
+    nodes=opt(15, 1, MAX_NODES, "drafted nodes of a tree"),
+    width=opt(8, 1, MAX_NODES, "nodes that are extended at each depth"),
     depth=opt(6, 1, 12, "depth of a tree"),
     spread=opt(1.25, 0, None, "standard deviation of the target's scores about the drafter's"),
 )
@@ -455,9 +455,9 @@ def self_cascade(m: Parts, tree: str = tree_of("chain_4")):
 @method(paper="2505.22179")
 def specmquant(
     m: Parts,
-    length: int = opt(6, 2, None, "tokens of the chain that the target scores"),
+    length: int = opt(6, 2, 256, "tokens of the chain that the target scores"),
     width: int = opt(2, 1, None, "tokens tried at each place of the chain"),
-    steps: int = opt(2, 0, None, PASSES),
+    steps: int = opt(2, 0, 1000, PASSES),
     small_bits: int = opt(0, help="bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
 ):
     """SpecMQuant: EAGLE-1 drafts for a smaller model and that for the target"""

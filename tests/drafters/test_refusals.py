@@ -66,6 +66,8 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
         ("medusa", {"add_ons": {"medusa": tiny_part("medusa", TARGET, depths=1)}}, "guesses 1 tokens"),
         ("sam", {"reach": 1}, "reach 1"),
         ("sjd-pac", {"width": 25}, "25 wide"),
+        ("sjd-pac", {"width": 3, "levels": 7}, "at most 999 of its nodes at one depth"),  # 3^7 is more
+        ("eagle2", {"nodes": 1000}, "wanted a whole number from 1 to 999"),
         ("specmquant", {"width": 10**9}, "width is 1000000000, wanted at most 24"),  # before such a tree is made
         ("vertical", {"share": 1.5}, "wanted a number from 0 to 1"),
     ],
