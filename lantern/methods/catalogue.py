@@ -457,7 +457,7 @@ def specmquant(
     m: Parts,
     length: int = opt(6, 2, 256, "tokens of the chain that the target scores"),
     width: int = opt(2, 1, None, "tokens tried at each place of the chain"),
-    steps: int = opt(2, 0, 1000, PASSES),
+    steps: int = opt(2, 0, 100, PASSES),
     small_bits: int = opt(0, help="bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
 ):
     """SpecMQuant: EAGLE-1 drafts for a smaller model and that for the target"""
