@@ -1,5 +1,6 @@
 """Images that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ MASKED = 128  # grey level from which a mask's pixel is to be generated
 OPAQUE = 128  # alpha from which a pixel of an edit is kept
 UPLOAD_FORMATS = ("PNG", "WEBP", "JPEG")  # of an image that comes from another machine
 UPLOAD_SIDE = 2048  # most pixels of a side of it
+PARTS = re.compile(rb"\xff[\xda\xe1]")  # where a JPEG file has a scan or an EXIF segment
+UPLOAD_PARTS = 256  # most of these: a scan of a few bytes takes milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +88,15 @@ def with_init_image(
 def received(model: "Model", file: bytes, name: str) -> "Image":
     """Return an image with alpha from the bytes of a PNG, WebP or JPEG file.
 
-    It has the model's raw size or a whole multiple of it, up to UPLOAD_SIDE: ValueError for others, and for what is no
-    such file. `name` is what messages say.
+    It has the model's raw size or a whole multiple of it, up to UPLOAD_SIDE: ValueError for others, for what is no
+    such file, and for a JPEG file of more than UPLOAD_PARTS. `name` is what messages say.
     """
     from PIL import Image, ImageOps
 
     width, height = _size(model)
     try:
+        if file.startswith(b"\xff\xd8") and (parts := len(PARTS.findall(file))) > UPLOAD_PARTS:
+            raise ValueError(f"it has {parts} scans and EXIF segments, wanted at most {UPLOAD_PARTS}: save it again")
         with Image.open(BytesIO(file), formats=UPLOAD_FORMATS) as opened:
             if max(opened.size) > UPLOAD_SIDE:
                 raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {UPLOAD_SIDE} a side")

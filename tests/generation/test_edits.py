@@ -41,6 +41,13 @@ def png(*holes: tuple[slice, slice], side: int = SIDE, alpha: bool = True, form:
     return target.getvalue()
 
 
+def scans(count: int) -> bytes:
+    """Return a progressive JPEG file whose last scan is there so many times more."""
+    Image.new("RGB", (SIDE, SIDE)).save(target := BytesIO(), "JPEG", progressive=True)
+    whole = target.getvalue()
+    return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * count + whole[-2:]
+
+
 def expected(model: Model, tmp_path: Path, hole: tuple[slice, slice], number: int = 0) -> np.ndarray:
     """Return the pixels of the image that `generate` makes, by a mask that is white in the hole."""
     mask = np.zeros((SIDE, SIDE), np.uint8)
@@ -97,6 +104,7 @@ def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Mode
         ({}, {"image": png(BELOW)[:90]}, "image", "cannot read the image"),
         ({}, {"image": png(BELOW), "mask": b"nonsense"}, "mask", "cannot read the mask"),
         ({}, {"image": png(BELOW, side=SIDE * 300)}, "image", "it has 2400x2400 pixels, wanted at most 2048 a side"),
+        ({}, {"image": scans(300)}, "image", "it has 310 scans and EXIF segments, wanted at most 256: save it again"),
         ({"n": "many"}, {"image": png(BELOW)}, "n", "valid integer"),
         ({"temprature": "1"}, {"image": png(BELOW)}, "temprature", "not permitted"),
         ({"prompt": ""}, {"image": png(BELOW)}, "prompt", "prompt: it is missing or empty"),
