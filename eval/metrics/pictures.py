@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.generation.images import in_8_bits, read_facts
+from lantern.generation.images import READ_FORMATS, in_8_bits, read_facts
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 AHEAD = 2  # batches that are prepared while the network processes one
@@ -76,7 +76,7 @@ def _gather(paths: Sequence[Path], shapes: dict[str, torch.Size], first: int, ta
 def _read(path: Path, *, prepare: Prepare, before: Change | None) -> Read:
     try:
         content = path.read_bytes()
-        with Image.open(io.BytesIO(content)) as picture:
+        with Image.open(io.BytesIO(content), formats=READ_FORMATS) as picture:
             facts, is_lossless = read_facts(picture), picture.format == "PNG"
             pixels = np.array(in_8_bits(picture).convert("RGB"))
     except (Image.DecompressionBombError, SyntaxError, ValueError, OSError) as error:

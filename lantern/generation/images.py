@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+READ_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # to read EPS, Pillow would run Ghostscript
 RESAMPLINGS = ("lanczos", "nearest")
 MAX_SCALE = 16
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".pdf", ".txt", ".json", ".zip")

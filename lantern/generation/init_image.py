@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.config import as_number, check_number, one_line
 from lantern.core.weights import outside_modes
-from lantern.generation.images import in_8_bits
+from lantern.generation.images import READ_FORMATS, in_8_bits
 from lantern.generation.requests import Request, check_init_image
 from lantern.models.llamagen.vqvae import to_pixels
 
@@ -147,7 +147,7 @@ def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: 
     image = source
     if isinstance(source, str | Path):
         try:
-            with Image.open(source) as file:
+            with Image.open(source, formats=READ_FORMATS) as file:
                 image = ImageOps.exif_transpose(file)
         except Exception as error:  # Pillow raises of every kind for damaged files
             raise ValueError(f"cannot read the {name} {source}: {one_line(error)}") from error

@@ -35,7 +35,7 @@ from torch import Tensor
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import atomic_write, sha256_of, write_json
 from lantern.core.process import Stopping
-from lantern.generation.images import in_8_bits
+from lantern.generation.images import READ_FORMATS, in_8_bits
 
 NO_IMAGES = "has no images to train on: prepare more of them, or hold out fewer"
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
@@ -157,7 +157,7 @@ class Prepared:
 
         def pixels(data: bytes) -> UInt8[Tensor, "3 h w"]:
             try:
-                with Image.open(BytesIO(data)) as image:
+                with Image.open(BytesIO(data), formats=("PNG",)) as image:
                     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
             except (OSError, SyntaxError) as error:  # as Pillow reports damage
                 raise tarfile.ReadError("a member is no image") from error
@@ -367,7 +367,7 @@ def make(sample: Sample, size: int, split: str, variant: str = "original") -> Ma
     if not sample.captions:
         return f"{sample.name}: {sample.lack}"
     try:
-        with Image.open(BytesIO(sample.data)) as file:
+        with Image.open(BytesIO(sample.data), formats=READ_FORMATS) as file:
             image = in_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
     except Exception:  # Pillow raises of every kind for damaged files
         return f"{sample.name}: not an image that can be read"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,15 @@ from lantern.cli.main import main
 from lantern.core import io
 from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, load_component, save_component, weights_digest
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
+from lantern.eval.metrics.pictures import stream
 from lantern.generation.generator import generate
+from lantern.generation.init_image import with_init_image
 from lantern.methods.method import ADD_ONS
-from lantern.models.folder import AddOns, load_model
+from lantern.models.folder import AddOns, Model, load_model
 from lantern.models.llamagen.text import checked_folders
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.prediction import try_component
+from lantern.training.data import PICTURES, Prepared, Sample, make
 from tests.cli.calls import Capture, one_line
 from tests.eval.workers import files_of_at_most
 from tests.refusals import refused
@@ -297,3 +301,19 @@ def test_the_digest_depends_on_values_and_not_on_storage() -> None:
         changed[name].view(-1)[0] += 1.0
         assert weights_digest(changed) != weights_digest(whole)
     assert weights_digest({"a": torch.zeros(2, 3)}) != weights_digest({"a": torch.zeros(3, 2)})
+
+
+def test_an_image_in_postscript_starts_no_program(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *given: started.append(given))
+    path = tmp_path / "000000.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    with tarfile.open(tmp_path / PICTURES, "w") as tar:
+        tar.add(path, path.name)
+    assert make(Sample("a", path.read_bytes(), ("a",)), 8, "train") == "a: not an image that can be read"
+    refused(Prepared(tmp_path, [], "").images, match="a member is no image")
+    refused(with_init_image, model, [], init_image=path, keep_rows=1, match=f"cannot read the init image {path}")
+    refused(lambda: list(stream([path], {})), match="its format is not recognised")
+    assert started == []
