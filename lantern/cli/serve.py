@@ -8,6 +8,7 @@ import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from lantern.cli.command import command, opt, say
@@ -111,7 +112,8 @@ def demo(
     from lantern.generation.demo import SideBySide, build_page, launch_options
     from lantern.models.folder import load_model
 
-    sides = SideBySide(load_model(model, **where.options()))
+    sides, private = SideBySide(load_model(model, **where.options())), TemporaryDirectory(prefix="lantern-")
+    os.environ.setdefault("GRADIO_TEMP_DIR", private.name)  # its own is its first user's, and all can read it
     page = build_page(sides)
     how = {"server_name": host, "server_port": port, "inbrowser": open, "prevent_thread_lock": True}
     try:
@@ -125,3 +127,4 @@ def demo(
     finally:
         page.close(verbose=False)
         sides.close()
+        private.cleanup()

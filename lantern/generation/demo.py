@@ -301,8 +301,8 @@ def build_page(sides: SideBySide) -> Any:
 
 
 def launch_options() -> dict[str, Any]:
-    """Return the options of `launch` for the looks of the page; it loads no fonts from elsewhere."""
+    """Return the options of `launch` for the page: its looks, without fonts from elsewhere, and no uploads."""
     from gradio.themes import Default
 
     theme = Default(font=["sans-serif"], font_mono=["monospace"])
-    return {"css": CSS, "theme": theme, "footer_links": [], "quiet": True}
+    return {"css": CSS, "theme": theme, "footer_links": [], "quiet": True, "max_file_size": 0}

@@ -1,5 +1,7 @@
 """`lantern demo`: both images as they came about, and the function of the page."""
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,3 +189,27 @@ def test_the_page_fills_pictures_numbers_map_and_gallery(model: Model) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "fills"
+
+
+@needs_gradio
+def test_files_of_the_server_are_private_and_none_are_taken(model: Model, tmp_path: Path) -> None:
+    import httpx
+    from gradio_client import Client
+
+    (tmp_path / "gradio").touch()  # like a folder of another user, it cannot be written to
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "lantern", "demo", str(model.folder), "--port", str(port), "--engine", "eager"]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | {"TMPDIR": str(tmp_path)}}
+    with subprocess.Popen(command, **how) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            sent = httpx.post(f"{url}gradio_api/upload", files={"files": ("a.txt", b"text")})
+            client = Client(url, verbose=False, download_files=False)
+            shown = client.predict("a red apple", "gumbel-jacobi", 3, 1, api_name="/fill")
+            (private,) = tmp_path.glob("lantern-*")
+            assert sent.status_code == 413 and str(private) in str(shown[4]) and private.stat().st_mode & 0o777 == 0o700
+        finally:
+            server.terminate()
+    assert [path.name for path in tmp_path.iterdir()] == ["gradio"]
