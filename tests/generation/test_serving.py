@@ -569,6 +569,12 @@ def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:
         answer = httpx.get(f"{server.url}/version", headers=asking)
         assert answer.headers["Access-Control-Expose-Headers"] == "x-request-id, Retry-After"
         assert httpx.options(url, headers=asking | {"Origin": "https://other.org"}).status_code == 400
+        form: dict[str, Any] = {"files": {"prompt": (None, PROMPT)}}  # which pages send without asking
+        for origin, status in ((page, 400), ("https://other.org", 403), ("null", 403)):
+            headers = {"Origin": origin, "Authorization": f"Bearer {KEY}"}
+            assert httpx.post(f"{server.url}/v1/images/edits", headers=headers, **form).status_code == status
+    with Served(model, Limits(origins=("*",))) as server:
+        assert server.post({"prompt": PROMPT}, headers={"Origin": page}).status_code == 200
 
 
 @pytest.mark.slow

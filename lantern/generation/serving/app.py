@@ -372,7 +372,7 @@ def start(model: str, limits: Limits, **how: Any) -> Service:
 
 
 class Guard:
-    """Logs requests under an id, and refuses those without the API key (routes under /v1/) and bad bodies.
+    """Logs requests under an id; refuses those without the API key (routes under /v1/), of other pages, and bad bodies.
 
     Those are bodies that are too long, too slow or of unknown length. HEAD is GET, whose body uvicorn leaves out.
     """
@@ -425,6 +425,8 @@ class Guard:
             if not hmac.compare_digest(given.encode(), f"Bearer {limits.api_key}".encode()):
                 return RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
         if request.method == "POST":
+            if (page := headers.get("origin")) is not None and not {page, "*"} & {*limits.origins}:
+                return RefusedError(403, f"pages of {page!r:.80} may not send requests: allow them by --allow-origin")
             length = headers.get("content-length", "")
             if not length.isdecimal() or "transfer-encoding" in headers:  # which h11 reads the body by
                 return RefusedError(411, "the body has no Content-Length")
