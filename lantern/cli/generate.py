@@ -459,7 +459,8 @@ class ImageRun:
             "prompt": request.prompt if has_prompt else None,
             "negative_prompt": request.negative_prompt if has_prompt else None,
             "class": request.label,
-            **{name: head[name] for name in ("model", "method", "sampling", "dtype", "engine", "versions")},
+            **{name: head[name] for name in ("model", "method", "sampling", "dtype", "versions")},
+            "engine": {name: one for name, one in head["engine"].items() if name != "reason"},  # which may name paths
             "settings": self.settings or None,
             "seed": str(request.seed),
             "image": str(request.number),
