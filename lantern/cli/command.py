@@ -177,8 +177,9 @@ def open_streams() -> None:
 
 
 def complain(message: str) -> None:
-    """Print an error as one line on stderr."""
-    print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    """Print an error as one line on stderr, without characters that a terminal would obey."""
+    shown = (one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(message.split()))
+    print(f"lantern: error: {''.join(shown)}", file=sys.stderr, flush=True)
 
 
 def outcome(failures: Collection[str]) -> int:

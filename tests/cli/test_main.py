@@ -72,6 +72,7 @@ def failing(error: BaseException | signal.Signals) -> Command:
     ("error", "code", "text"),
     [
         (ValueError("got 3,\nwanted 4"), 2, "got 3, wanted 4"),
+        (ValueError("the file holds \x1b[2J\x07\u202e"), 2, r"the file holds \x1b[2J\x07\u202e"),
         (OSError(28, "No space left on device", "x.png"), 1, "x.png: No space left on device"),
         (OSError(28, "No space left on device", "from.png", None, "to.png"), 1, "to.png: No space left on device"),
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
