@@ -37,12 +37,13 @@ from lantern.generation.requests import Request, requests_of_call
 from lantern.generation.serving import app
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
-from lantern.models.folder import Model
+from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import TextEncoder
 from tests.cli.calls import Capture, refused_by
 from tests.engines.cuda.test_wave import ENGINE
 from tests.generation.served import KEY, PROMPT, Served, image
 from tests.refusals import refused
+from tests.tiny_transformers import save
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -190,6 +191,13 @@ def test_a_method_without_its_part_is_a_fault_of_the_request(served: Served, mon
         answer = served.post({"prompt": PROMPT, "method": "vadusa", "stream": stream}, headers=HEADERS)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "method") and "that this model lacks" in error["message"]
+
+
+def test_a_prompt_that_the_processor_refuses_is_a_fault_of_the_request(tmp_path: Path) -> None:
+    with Served(load_model(save("janus", tmp_path / "janus"), device="cpu"), Limits()) as server:
+        answer = server.post({"prompt": "an <image>"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "prompt") and "Found 1 <image> tokens" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -289,12 +289,15 @@ def is_final(error: Exception) -> bool:
 
 
 class Row:
-    """An image that is being decoded, with the decoder that it uses alone."""
+    """An image that is being decoded, with the decoder that it uses alone; RefusedError for a prompt it cannot read."""
 
     def __init__(self, job: Job, generator: Generator, request: Request) -> None:
         self.job, self.generator, self.request, begun = job, generator, request, time.perf_counter()
         self._tokens, self._due, self._sent = generator.model.target.config.block_size, 0, 0
-        self.state = generator.begin(request)
+        try:
+            self.state = generator.begin(request)
+        except ValueError as error:  # as of a prompt with the token of a given image
+            raise RefusedError(400, one_line(error), param="prompt") from None
         self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
