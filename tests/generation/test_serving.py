@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -562,6 +563,21 @@ def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.
                     else:
                         pytest.fail("the server does not close the connection")
                 assert heard[: len(answered) or None] == answered
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the socket option is Linux's")
+def test_clients_that_read_nothing_do_not_keep_connections(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.generation.serving.server.READING_SECONDS", 0.3)
+    with Served(model, Limits()) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 400)  # whose answers fill all buffers
+        connections, late = server.server.server_state.connections, time.monotonic() + 20
+        while not connections:
+            time.sleep(0.01)
+        while connections and time.monotonic() < late:
+            time.sleep(0.05)
+        assert not connections
 
 
 def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:

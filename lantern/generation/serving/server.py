@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -19,6 +20,7 @@ from lantern.generation.serving.worker import GRACE
 
 LOG = logging.getLogger(__name__)
 HEADER_SECONDS = 10.0
+READING_SECONDS = 60.0  # in which a client reads something of an answer, else the connection is closed
 CONNECTIONS = 1024
 
 
@@ -27,6 +29,8 @@ def bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":  # connections have it too
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READING_SECONDS * 1000))
         bound.bind((host, port))
     except OSError as error:
         bound.close()
