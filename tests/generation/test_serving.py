@@ -520,8 +520,11 @@ def test_requests_are_logged_and_counted(
         refused = server.post({"prompt": ""})
         monkeypatch.setattr(Joint, "take", lambda *_: 1 / 0)
         failed = server.post({"prompt": PROMPT})
+        other = httpx.request("A" * 60_000, f"{server.url}/{'a' * 1000}")
+        verb = httpx.request("A" * 60_000, f"{server.url}/version")
         text = httpx.get(f"{server.url}/metrics").text
-    assert (refused.status_code, failed.status_code) == (400, 500)
+    assert (refused.status_code, failed.status_code, other.status_code, verb.status_code) == (400, 500, 404, 405)
+    assert max(len(verb.content), *(len(record.getMessage()) for record in caplog.records)) < 200
     for status in (400, 500):
         assert f'lantern:request_refused_total{{model_name="{model.name}",status="{status}"}} 1.0' in text
     lines = [record.getMessage() for record in caplog.records]

@@ -414,7 +414,7 @@ class Guard:
         finally:
             path, seconds = request.scope["path"], time.monotonic() - begun
             if path not in PROBES:
-                LOG.info("%s %s %.80r %d %.3f s", name, request.method, path, status, seconds)
+                LOG.info("%s %.20s %.80r %d %.3f s", name, request.method, path, status, seconds)
             if status >= 400:
                 self._metrics.add("request_refused", 1, status)
 
@@ -527,7 +527,7 @@ def refusal(request: Request, error: Exception) -> RefusedError:
     if error.status_code == 404:
         message = f"there is no {request.scope['path'][:80]} here; images are made by POST /v1/images/generations"
     elif error.status_code == 405:
-        message = f"{request.method} is not accepted here, wanted {headers.get('Allow', 'another')}"
+        message = f"{request.method[:20]} is not accepted here, wanted {headers.get('Allow', 'another')}"
     return RefusedError(error.status_code, message, headers=headers)
 
 
