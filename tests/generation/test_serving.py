@@ -352,6 +352,19 @@ def test_rows_of_cancelled_pictures_are_free_at_once(model: Model) -> None:
     assert worker.heard == {2: ["done"], 4: ["done"]}
 
 
+def test_cancelled_pictures_make_room_in_the_queue(model: Model) -> None:
+    worker = Hearing(model, batch=1)
+    worker.waiting = 3
+    worker.ask(0)
+    worker.step()
+    for job in worker.ask(1, 2, 3):
+        job.is_cancelled = True
+    worker.ask(4, 5)  # while the first is under way
+    assert (worker.running, worker.queued) == (1, 2)
+    worker.finish()
+    assert worker.heard == {0: ["done"], 4: ["done"], 5: ["done"]}
+
+
 def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     take = Joint.take
 

@@ -120,6 +120,7 @@ class Worker(threading.Thread):
                 raise self._stopped()
             if len(jobs) > self.waiting:
                 raise RefusedError(400, f"n is {len(jobs)}, wanted at most {self.waiting}, the queue", param="n")
+            self._queue = deque(job for job in self._queue if not job.is_cancelled)
             if len(self._queue) + len(jobs) > self.waiting:
                 raise RefusedError(429, "the queue is full", code="queue_full", headers=RETRY)
             self._queue.extend(jobs)
