@@ -126,6 +126,8 @@ def test_bodies_of_other_kinds_and_sizes_are_refused(served: Served) -> None:
     url = f"{served.url}/v1/images/edits"
     answer = httpx.post(url, json={"prompt": PROMPT})
     assert answer.status_code == 415 and "wanted multipart/form-data" in answer.json()["error"]["message"]
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert "Too many fields" in httpx.post(url, content=b"a=&" * 2000, headers=form).json()["error"]["message"]
     for images, masks in ((2, 0), (1, 2)):
         files = [*[("image", png(BELOW))] * images, *[("mask", png(ONE))] * masks]
         answer = httpx.post(url, data={"prompt": PROMPT}, files=files)
