@@ -321,7 +321,7 @@ def without_head(made: Path) -> None:
     save_file(state, made / "model.safetensors", metadata={"format": "pt"})
 
 
-def of_type(kind: str) -> Callable[[Path], object]:
+def of_type(kind: Any) -> Callable[[Path], object]:
     def damage(made: Path) -> None:
         shutil.rmtree(made)
         made.mkdir()
@@ -334,6 +334,7 @@ def of_type(kind: str) -> Callable[[Path], object]:
     ("name", "damage", "message"),
     [
         ("janus", of_type("bert"), "model_type is 'bert', wanted one of janus, .*; lantern convert reads LlamaGen's"),
+        ("janus", of_type(["janus"]), r"model_type is \"\['janus'\]\", wanted one of"),
         ("janus", of_type("Emu3"), "model_type is 'Emu3', wanted one of"),  # of Emu3's own release, not Emu3.5's
         ("janus", of_type("multi_modality"), "has the released layout 'multi_modality': convert it first"),
         ("janus", without("model.safetensors"), "no JanusForConditionalGeneration that loads"),
@@ -388,6 +389,9 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], own[name]) for name in own)
     torch.save({"state_dict": state | {"decoder.conv_in.bias": torch.zeros(3)}}, tmp_path / "vqgan.ckpt")
     assert "'decoder.conv_in.bias' has shape [3], wanted [64]" in refused(read_decoder, tmp_path, config)
+    for other in ({1: torch.zeros(1)}, {"state_dict": [1]}, [1]):
+        torch.save(other, tmp_path / "vqgan.ckpt")
+        assert "vqgan.ckpt holds no VQGAN" in refused(read_decoder, tmp_path, config)
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
     assert "vqgan.ckpt is no whole checkpoint of plain tensors" in refused(read_decoder, tmp_path, config)
 

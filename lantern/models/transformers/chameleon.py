@@ -119,8 +119,9 @@ def save_decoder(decoder: VQDecoder, folder: Path) -> None:
 def checkpoint_state(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a VQGAN file, without those of its training loss; ValueError for a file of another kind."""
     loaded = read_pickled(path)
-    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
-    found = {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor) and not key.startswith("loss.")}
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else None
+    named = {str(key): value for key, value in state.items()} if isinstance(state, dict) else {}
+    found = {key: tensor for key, tensor in named.items() if isinstance(tensor, Tensor) and not key.startswith("loss.")}
     if "decoder.conv_in.weight" not in found:
         raise ValueError(f"{path} holds no VQGAN: tensor 'decoder.conv_in.weight' is missing")
     return found

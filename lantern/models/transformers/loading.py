@@ -58,7 +58,7 @@ DIVIDED = {
 def family_of(folder: Path) -> Family:
     """Return a folder's family; ValueError for a model of another kind."""
     config = read_json_object(folder / CONFIG_NAME, most=MOST_BYTES)
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
     if kind == "Emu3" and "head_dim" in config:  # the class of the release, whose name Emu3's own had too
@@ -73,7 +73,7 @@ def family_of(folder: Path) -> Family:
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     wanted = f"{', '.join(FAMILIES)}; lantern convert reads LlamaGen's and LANTERN's checkpoints"
-    raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {wanted}")
+    raise ValueError(f"{folder / CONFIG_NAME}: model_type is {kind[:40]!r}, wanted one of {wanted}")
 
 
 def causal_class(config: Mapping[str, Any]) -> str:
