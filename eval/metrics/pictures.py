@@ -76,7 +76,7 @@ def _gather(paths: Sequence[Path], shapes: dict[str, torch.Size], first: int, ta
 def _read(path: Path, *, prepare: Prepare, before: Change | None) -> Read:
     try:
         content = path.read_bytes()
-        with Image.open(io.BytesIO(content), formats=READ_FORMATS) as picture:
+        with Image.open(io.BytesIO(content), formats=(*READ_FORMATS, "TIFF")) as picture:
             facts, is_lossless = read_facts(picture), picture.format == "PNG"
             pixels = np.array(in_8_bits(picture).convert("RGB"))
     except (Image.DecompressionBombError, SyntaxError, ValueError, OSError) as error:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
-READ_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # to read EPS, Pillow would run Ghostscript
+READ_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # to read EPS, Pillow would run Ghostscript
+MOST_SCANS = 256  # of a JPEG file: one of a few bytes takes milliseconds
+MOST_EXIF = 1 << 16  # bytes; Pillow may copy them for each of their entries, so that a file of 1 MB takes many GB
 RESAMPLINGS = ("lanczos", "nearest")
 MAX_SCALE = 16
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".pdf", ".txt", ".json", ".zip")
@@ -249,6 +251,28 @@ def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
     check_number("scale", scale, 1, MAX_SCALE, kind=int)
     if resample not in RESAMPLINGS:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
+
+
+def read_image(file: bytes, formats: tuple[str, ...] = READ_FORMATS, *, most_side: int = 1 << 16) -> "Image":
+    """Return the image of a file's bytes, turned as its EXIF says, with at most 8 bits a channel.
+
+    ValueError for other formats, and for more than `most_side` pixels a side, MOST_SCANS, MOST_EXIF or two EXIF
+    segments of JPEG; Pillow's errors, of every kind, for damaged files.
+    """
+    from PIL import Image, ImageOps
+
+    if file.startswith(b"\xff\xd8") and (file.count(b"\xff\xda") > MOST_SCANS or file.count(b"Exif\0\0") > 2):
+        raise ValueError(f"it has more than {MOST_SCANS} scans or 2 EXIF segments: save it again")
+    try:
+        with Image.open(BytesIO(file), formats=formats) as opened:
+            if max(opened.size) > most_side:
+                raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {most_side} a side")
+            opened.load()  # PNG files may have EXIF behind the pixels
+            if any(len(opened.info.get(name, b"")) > MOST_EXIF for name in ("exif", "Raw profile type exif")):
+                raise ValueError(f"its EXIF has more than {MOST_EXIF} bytes: save it again")
+            return in_8_bits(ImageOps.exif_transpose(opened))
+    except Image.UnidentifiedImageError as error:  # whose message has the address of a buffer
+        raise ValueError(f"wanted a {', '.join(formats)} file") from error
 
 
 def in_8_bits(image: "Image") -> "Image":

@@ -1,10 +1,8 @@
 """Images that keep a part of another: its first rows, or what a mask does not cover, as tokens of the VQ encoder."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from lantern.core.config import as_number, check_number, one_line
 from lantern.core.weights import outside_modes
-from lantern.generation.images import READ_FORMATS, in_8_bits
+from lantern.generation.images import READ_FORMATS, in_8_bits, read_image
 from lantern.generation.requests import Request, check_init_image
 from lantern.models.llamagen.vqvae import to_pixels
 
@@ -28,8 +26,6 @@ MASKED = 128  # grey level from which a mask's pixel is to be generated
 OPAQUE = 128  # alpha from which a pixel of an edit is kept
 UPLOAD_FORMATS = ("PNG", "WEBP", "JPEG")  # of an image that comes from another machine
 UPLOAD_SIDE = 2048  # most pixels of a side of it
-PARTS = re.compile(rb"\xff[\xda\xe1]")  # where a JPEG file has a scan or an EXIF segment
-UPLOAD_PARTS = 256  # most of these: a scan of a few bytes takes milliseconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +85,11 @@ def received(model: "Model", file: bytes, name: str) -> "Image":
     """Return an image with alpha from the bytes of a PNG, WebP or JPEG file.
 
     It has the model's raw size or a whole multiple of it, up to UPLOAD_SIDE: ValueError for others, for what is no
-    such file, and for a JPEG file of more than UPLOAD_PARTS. `name` is what messages say.
+    such file, and for what `read_image` refuses. `name` is what messages say.
     """
-    from PIL import Image, ImageOps
-
     width, height = _size(model)
     try:
-        if file.startswith(b"\xff\xd8") and (parts := len(PARTS.findall(file))) > UPLOAD_PARTS:
-            raise ValueError(f"it has {parts} scans and EXIF segments, wanted at most {UPLOAD_PARTS}: save it again")
-        with Image.open(BytesIO(file), formats=UPLOAD_FORMATS) as opened:
-            if max(opened.size) > UPLOAD_SIDE:
-                raise ValueError(f"it has {opened.width}x{opened.height} pixels, wanted at most {UPLOAD_SIDE} a side")
-            found = in_8_bits(ImageOps.exif_transpose(opened)).convert("RGBA")
-    except Image.UnidentifiedImageError as error:
-        raise ValueError(f"cannot read the {name}: wanted a PNG, WebP or JPEG file") from error
+        found = read_image(file, UPLOAD_FORMATS, most_side=UPLOAD_SIDE).convert("RGBA")
     except Exception as error:  # Pillow raises of every kind for damaged files
         raise ValueError(f"cannot read the {name}: {one_line(error)}") from error
     scale = max(found.width // width, 1)
@@ -142,13 +129,12 @@ def _whole_tokens(model: "Model", is_kept: Bool[Tensor, "h w"]) -> Bool[Tensor, 
 
 def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:
     """Return the pixels of an image (h w 3), or of a mask (h w); ValueError for another size (width, height)."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     image = source
     if isinstance(source, str | Path):
         try:
-            with Image.open(source, formats=READ_FORMATS) as file:
-                image = ImageOps.exif_transpose(file)
+            image = read_image(Path(source).read_bytes(), (*READ_FORMATS, "TIFF"))
         except Exception as error:  # Pillow raises of every kind for damaged files
             raise ValueError(f"cannot read the {name} {source}: {one_line(error)}") from error
     if not isinstance(image, Image.Image):

@@ -35,7 +35,7 @@ from torch import Tensor
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import atomic_write, sha256_of, write_json
 from lantern.core.process import Stopping
-from lantern.generation.images import READ_FORMATS, in_8_bits
+from lantern.generation.images import read_image
 
 NO_IMAGES = "has no images to train on: prepare more of them, or hold out fewer"
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
@@ -367,8 +367,7 @@ def make(sample: Sample, size: int, split: str, variant: str = "original") -> Ma
     if not sample.captions:
         return f"{sample.name}: {sample.lack}"
     try:
-        with Image.open(BytesIO(sample.data), formats=READ_FORMATS) as file:
-            image = in_8_bits(ImageOps.exif_transpose(file)).convert("RGBA")
+        image = read_image(sample.data).convert("RGBA")
     except Exception:  # Pillow raises of every kind for damaged files
         return f"{sample.name}: not an image that can be read"
     image = ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)

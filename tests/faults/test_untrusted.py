@@ -314,6 +314,6 @@ def test_an_image_in_postscript_starts_no_program(
         tar.add(path, path.name)
     assert make(Sample("a", path.read_bytes(), ("a",)), 8, "train") == "a: not an image that can be read"
     refused(Prepared(tmp_path, [], "").images, match="a member is no image")
-    refused(with_init_image, model, [], init_image=path, keep_rows=1, match=f"cannot read the init image {path}")
+    refused(with_init_image, model, [], init_image=path, keep_rows=1, match=f"{path}: wanted a PNG, JPEG")
     refused(lambda: list(stream([path], {})), match="its format is not recognised")
     assert started == []

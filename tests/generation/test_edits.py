@@ -48,6 +48,16 @@ def scans(count: int) -> bytes:
     return whole[:-2] + whole[whole.rindex(b"\xff\xda") : -2] * count + whole[-2:]
 
 
+def with_exif(size: int, times: int = 1, form: str = "PNG") -> bytes:
+    """Return an image file with so many EXIF blocks of `size` bytes, which say nothing."""
+    Image.new("RGB", (SIDE, SIDE)).save(target := BytesIO(), form, exif=b"Exif\0\0II*\0\x08\0\0\0" + bytes(size - 8))
+    whole = target.getvalue()
+    if times == 1:
+        return whole
+    begin = whole.index(b"\xff\xe1")
+    return whole[:begin] + times * whole[begin : begin + size + 10] + whole[begin + size + 10 :]
+
+
 def expected(model: Model, tmp_path: Path, hole: tuple[slice, slice], number: int = 0) -> np.ndarray:
     """Return the pixels of the image that `generate` makes, by a mask that is white in the hole."""
     mask = np.zeros((SIDE, SIDE), np.uint8)
@@ -82,7 +92,7 @@ def test_a_list_of_one_image_and_other_formats_are_read(served: Served, model: M
     assert np.array_equal(image(answer.data[0]), expected(model, tmp_path, BELOW))
     tiff = {"image": png(BELOW, form="TIFF")}
     refused = httpx.post(f"{served.url}/v1/images/edits", data={"prompt": PROMPT}, files=tiff)
-    assert "wanted a PNG, WebP or JPEG file" in refused.json()["error"]["message"]
+    assert "wanted a PNG, WEBP, JPEG file" in refused.json()["error"]["message"]
 
 
 def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Model, tmp_path: Path) -> None:
@@ -104,7 +114,10 @@ def test_an_edit_is_streamed_with_its_partial_images(served: Served, model: Mode
         ({}, {"image": png(BELOW)[:90]}, "image", "cannot read the image"),
         ({}, {"image": png(BELOW), "mask": b"nonsense"}, "mask", "cannot read the mask"),
         ({}, {"image": png(BELOW, side=SIDE * 300)}, "image", "it has 2400x2400 pixels, wanted at most 2048 a side"),
-        ({}, {"image": scans(300)}, "image", "it has 310 scans and EXIF segments, wanted at most 256: save it again"),
+        ({}, {"image": scans(300)}, "image", "it has more than 256 scans or 2 EXIF segments: save it again"),
+        ({}, {"image": with_exif(99, times=3, form="JPEG")}, "image", "it has more than 256 scans or 2 EXIF segments"),
+        ({}, {"image": with_exif(70_000)}, "image", "its EXIF has more than 65536 bytes: save it again"),
+        ({}, {"image": with_exif(65_000)}, "mask", "the image has no transparent pixel"),
         ({"n": "many"}, {"image": png(BELOW)}, "n", "valid integer"),
         ({"temprature": "1"}, {"image": png(BELOW)}, "temprature", "not permitted"),
         ({"prompt": ""}, {"image": png(BELOW)}, "prompt", "prompt: it is missing or empty"),

@@ -484,6 +484,8 @@ def build_app(service: Service) -> FastAPI:
             return StreamingResponse(streamed(call), media_type="text/event-stream")
         return await whole(call, request)
 
+    reading = asyncio.Lock()  # one file at a time: others wait, answers do not
+
     def read(file: UploadFile, name: str) -> Image:
         with refused_for(name):
             return received(service.model, file.file.read(), name)
@@ -500,9 +502,10 @@ def build_app(service: Service) -> FastAPI:
         if len(files) != 1 or len(masks) > 1:
             got = f"{len(files)} images and {len(masks)} masks"
             raise RefusedError(400, f"got {got}, wanted one image and at most one mask", param="image")
-        images = {"image": await asyncio.to_thread(read, files[0], "image")}
-        if masks:
-            images["mask"] = await asyncio.to_thread(read, masks[0], "mask")
+        async with reading:
+            images = {"image": await asyncio.to_thread(read, files[0], "image")}
+            if masks:
+                images["mask"] = await asyncio.to_thread(read, masks[0], "mask")
         with refused_for("mask"):
             kept = edited(service.model, **images)
         return await made(body, request, kept)
