@@ -159,7 +159,7 @@ class Prepared:
             try:
                 with Image.open(BytesIO(data), formats=("PNG",)) as image:
                     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
-            except (OSError, SyntaxError) as error:  # as Pillow reports damage
+            except Exception as error:  # Pillow raises of every kind for damaged files
                 raise tarfile.ReadError("a member is no image") from error
 
         with _opened(self.folder / PICTURES) as tar, ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tarfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from lantern import LanternPipeline
@@ -317,3 +319,13 @@ def test_an_image_in_postscript_starts_no_program(
     refused(with_init_image, model, [], init_image=path, keep_rows=1, match=f"{path}: wanted a PNG, JPEG")
     refused(lambda: list(stream([path], {})), match="its format is not recognised")
     assert started == []
+
+
+def test_a_prepared_image_that_claims_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    Image.new("1", (8, 8)).save(path := tmp_path / "000000.png")
+    content = path.read_bytes()
+    head = b"IHDR" + (60_000).to_bytes(4, "big") * 2 + content[24:29]
+    path.write_bytes(content[:12] + head + zlib.crc32(head).to_bytes(4, "big") + content[33:])
+    with tarfile.open(tmp_path / PICTURES, "w") as tar:
+        tar.add(path, path.name)
+    refused(Prepared(tmp_path, [], "").images, match="a member is no image")
