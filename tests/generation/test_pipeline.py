@@ -1,7 +1,6 @@
 """LanternPipeline as a diffusers pipeline, and its agreement with the command."""
 
 import inspect
-import json
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,13 @@ from huggingface_hub import ModelCard
 from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 from lantern import LanternPipeline
-from lantern.cli.generate import main
 from lantern.core.io import read_checksums
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.models.folder import INDEX_NAME, load_model, record_tokens_per_step
 from lantern.models.llamagen.text import CLASSES_NAME, read_words, write_words
 from lantern.models.llamagen.transformer import Transformer
+from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny_folder import save_tiny_model
 
@@ -48,26 +47,14 @@ def test_it_is_a_diffusers_pipeline(pipe: LanternPipeline) -> None:
     assert pipe.method == "auto"
 
 
-def test_a_prompt_gives_picture_tokens_and_statistics(pipe: LanternPipeline) -> None:
+def test_a_prompt_gives_picture_tokens_and_statistics(pipe: LanternPipeline, capsys: Capture) -> None:
     found = call(pipe)
+    assert "16/16" in capsys.readouterr().err  # the tokens of the progress bar
     assert found.images[0].size == (8, 8) and found.tokens.shape == (1, 4, 4)
     images, tokens, [figures] = pipe("a red apple", generator=5, return_dict=False)
     assert images == found.images and torch.equal(tokens, found.tokens) and set(figures) == set(found.stats[0])
     assert figures["seed"] == 5 and figures["tokens"] == 16 and figures["steps"] <= 16 and figures["exact"]
     assert figures["promise"] == "distribution"
-
-
-@pytest.mark.parametrize("method", ["auto", "lantern++"])
-def test_pipeline_and_command_make_the_same_picture(
-    pipe: LanternPipeline, folder: Path, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pipe.method = method
-    settings = {"k": 4} if method == "lantern++" else {}
-    tokens = call(pipe, settings=settings).tokens[0].tolist()
-    extra = ["--k", "4"] if settings else []
-    arguments = ["--model", str(folder), "--seed", "5", "--method", method, "--tokens", str(tmp_path / "t.json")]
-    assert main([*arguments, "--prompt", "a red apple", *extra]) == 0
-    assert json.loads((tmp_path / "t.json").read_text()) == tokens
 
 
 def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,11 +226,6 @@ def test_an_interrupt_is_not_lost_in_a_call_within_the_callback(pipe: LanternPip
             assert inner.stats[0]["tokens"] == (1 if step == 1 else 16)
 
     assert call(pipe, method="plain", callback_on_step_end=stop).stats[0]["tokens"] == 4
-
-
-def test_the_progress_bar_counts_tokens(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    call(pipe)
-    assert "16/16" in capsys.readouterr().err
 
 
 def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:

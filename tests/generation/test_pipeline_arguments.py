@@ -358,13 +358,6 @@ def test_weights_that_are_changed_and_saved_in_place_keep_drafter_and_add_ons(co
             assert model.drafter is not None and model.add_ons["eagle3"] is not None
 
 
-def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:
-    path = _saved(LanternPipeline.from_pretrained(folder), tmp_path / "first") / "drafter" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"target": None}))
-    pipe = LanternPipeline.from_pretrained(tmp_path / "first").to(torch.float16).to(torch.float32)
-    assert read_config(_saved(pipe, tmp_path / "saved") / "drafter")["target"] is None
-
-
 def _saved(pipe: LanternPipeline, folder: Path) -> Path:
     pipe.save_pretrained(folder)
     return folder

@@ -68,14 +68,6 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     assert [text for text, _ in prepared.records[2].captions] == ["picture 2", "number 2"]
 
 
-def test_a_damaged_file_of_any_kind_is_left_out(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8)).save(strange := tmp_path / "strange.dds")
-    content = bytearray(strange.read_bytes())
-    content[80] = 10  # the flags of its pixels: Pillow raises NotImplementedError
-    _, summary = made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8)), "owl/1.png": bytes(content)})
-    assert summary.skipped == ("owl/1.png: not an image that can be read",)
-
-
 def test_a_signal_while_data_are_replaced_leaves_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8))})
     remove = shutil.rmtree
@@ -107,18 +99,6 @@ def test_captions_have_no_byte_order_mark_and_other_encodings_are_left_out(tmp_p
         with pytest.raises(ValueError, match=f"holds the images of {path}, got .*: choose another folder"):
             made(tmp_path, files, path=tmp_path)
         shutil.rmtree(tmp_path / "out")
-
-
-def test_grey_of_16_bits_stays_grey(tmp_path: Path) -> None:
-    prepared, _ = made(tmp_path, {"grey/0.png": Image.fromarray(np.full((8, 8), 128 << 8, np.uint16))})
-    assert bool((prepared.images() == 128).all())
-
-
-def test_a_link_stays_a_link_to_the_prepared_data(tmp_path: Path) -> None:
-    (tmp_path / "large").mkdir()
-    (tmp_path / "out").symlink_to("large")
-    made(tmp_path, {"owl/0.png": Image.new("RGB", (8, 8))})
-    assert (tmp_path / "out").is_symlink() and len(Prepared.open(tmp_path / "large").records) == 1
 
 
 def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
@@ -158,11 +138,20 @@ def test_captions_that_cleaning_empties_are_left_out_of_training(tmp_path: Path,
     assert "1 of 1 captions are empty once cleaned" in refused(conditions, records[1:2], "none.safetensors")
 
 
-def test_class_folders_are_captions(tmp_path: Path) -> None:
-    prepared, _ = made(tmp_path, {f"{label}/1.webp": Image.new("RGBA", (30, 50)) for label in ("red_fox", "owl")})
-    assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
-    assert "a red fox" in dict(prepared.records[1].captions)
-    assert (prepared.images() == 255).all()
+def test_class_folders_are_captions_of_their_whole_pictures(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(strange := tmp_path / "strange.dds")
+    content = bytearray(strange.read_bytes())
+    content[80] = 10  # the flags of its pixels: Pillow raises NotImplementedError
+    files: dict[str, Any] = {f"{label}/1.webp": Image.new("RGBA", (30, 50)) for label in ("red_fox", "owl")}
+    files |= {"grey/16_bits.png": Image.fromarray(np.full((8, 8), 128 << 8, np.uint16)), "owl/2.png": bytes(content)}
+    (tmp_path / "large").mkdir()
+    (tmp_path / "out").symlink_to("large")  # stays a link
+    prepared, summary = made(tmp_path, files)
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "large" / SUMMARY).exists()
+    assert summary.skipped == ("owl/2.png: not an image that can be read",)
+    assert [r.concepts for r in prepared.records] == [("grey",), ("owl",), ("red fox",)]
+    assert "a red fox" in dict(prepared.records[2].captions)
+    assert [picture.unique().tolist() for picture in prepared.images()] == [[128], [255], [255]]
 
 
 def test_figures_of_training_images_are_not_called_held_out_without_a_warning(capsys: Capture) -> None:

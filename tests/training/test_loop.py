@@ -196,52 +196,49 @@ class Half(Sum):
         return super().batch(2 * step + rank, 0, device)
 
 
-def join_two(rank: int, port: int) -> None:
-    """Become one of two processes, by what a launcher tells them."""
+def tokenizer_task(data: Path, **changes: Any) -> TokenizerTask:
+    """A task that learns a codebook from six images of noise."""
+    if not data.exists():
+        pictures, record = np.random.default_rng(0), Record(0, (("c", 1.0),), "plain", (), "", "train")
+        prepared(data, [(pictures.integers(0, 256, (8, 8, 3), np.uint8), record) for _ in range(6)])
+    given: dict[str, Any] = {"loop": CONFIG} | changes
+    return TokenizerTask(TokenizerConfig(VQ, batch=2, perceptual=0, **given), Prepared.open(data), None)
+
+
+def train_share(out: Path, rank: int, port: int) -> None:
+    """Train as one of two processes, which know of each other by what a launcher tells them."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-
-
-def train_half(out: Path, rank: int, port: int) -> None:
-    join_two(rank, port)
     for clip in CLIPS:
         train(Half(4), out / str(clip), steps=6, accumulate=2, decay=0, save_seconds=0, clip=clip)
-
-
-def train_tokenizer(out: Path, rank: int, port: int) -> None:
-    join_two(rank, port)
-    config = TokenizerConfig(VQ, CONFIG, batch=2, perceptual=0, free_steps=2)
-    task = TokenizerTask(config, Prepared.open(out / "data"), None)
+    task = tokenizer_task(out / "data", free_steps=2)
     train(task, out / "run", steps=6, decay=0)
     torch.save(task.vq.quantize.embedding.weight.detach(), out / f"{rank}.pt")
 
 
-def run_two(fresh: Any, function: Any, out: Path) -> None:
-    """Call a function with `out`, the rank and a port in two processes."""
+def test_two_batches_of_two_processes_equal_one_of_four_times_the_size_and_teach_one_codebook(
+    fresh: Any, tmp_path: Path
+) -> None:
+    tokenizer_task(tmp_path / "data")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    processes = [fresh.Process(target=function, args=(out, rank, port)) for rank in range(2)]
+    processes = [fresh.Process(target=train_share, args=(tmp_path, rank, port)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(240)
     assert [process.exitcode for process in processes] == [0, 0]
-
-
-def test_two_processes_learn_one_codebook(fresh: Any, tmp_path: Path) -> None:
-    pictures, record = np.random.default_rng(0), Record(0, (("c", 1.0),), "plain", (), "", "train")
-    prepared(tmp_path / "data", [(pictures.integers(0, 256, (8, 8, 3), np.uint8), record) for _ in range(6)])
-    run_two(fresh, train_tokenizer, tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first, second)
+    assert torch.equal(*(torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)))
+    for clip in CLIPS:
+        train(Sum(16), tmp_path / "one" / str(clip), steps=6, decay=0, clip=clip)
+        one, two = (weights(place / str(clip)) for place in (tmp_path / "one", tmp_path))
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-5)
 
 
 def test_the_codebook_begins_after_the_free_steps_and_learns_from_all_batches_of_a_step(tmp_path: Path) -> None:
-    pictures, record = np.random.default_rng(0), Record(0, (("c", 1.0),), "plain", (), "", "train")
-    prepared(tmp_path / "data", [(pictures.integers(0, 256, (8, 8, 3), np.uint8), record) for _ in range(6)])
-    config = TokenizerConfig(VQ, replace(CONFIG, accumulate=2), batch=2, perceptual=0, free_steps=1)
-    task = TokenizerTask(config, Prepared.open(tmp_path / "data"), None)
+    task = tokenizer_task(tmp_path / "data", loop=replace(CONFIG, accumulate=2), free_steps=1)
     first = task.vq.quantize.embedding.weight.clone()
     for step, is_free in enumerate((True, False)):
         counts = task.counts.clone()
@@ -251,15 +248,6 @@ def test_the_codebook_begins_after_the_free_steps_and_learns_from_all_batches_of
         assert is_free == (task.counts == 1).all() and not torch.equal(task.vq.quantize.embedding.weight, first)
     expected = 0.99 * counts.sum() + 0.01 * 2 * task.batch_tokens
     torch.testing.assert_close(task.counts.sum(), expected)
-
-
-def test_two_batches_of_two_processes_equal_one_of_four_times_the_size(fresh: Any, tmp_path: Path) -> None:
-    run_two(fresh, train_half, tmp_path / "two")
-    for clip in CLIPS:
-        train(Sum(16), tmp_path / "one" / str(clip), steps=6, decay=0, clip=clip)
-        one, two = (weights(tmp_path / name / str(clip)) for name in ("one", "two"))
-        for name in one:
-            torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=1e-5)
 
 
 def test_exported_and_measured_weights_are_the_average_of_trained_ones(tmp_path: Path) -> None:

@@ -71,13 +71,21 @@ def test_trained_target_generates_the_pictures_of_its_conditions(tmp_path: Path,
         assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
 
 
-def test_unfit_sizes_are_refused_before_training(tmp_path: Path) -> None:
+def test_unfit_sizes_and_shares_are_refused_before_training(tmp_path: Path) -> None:
     for name, size, fit in (("vocab_size", 32, 24), ("block_size", 4, 16), ("caption_dim", 16, 8)):
         changed: dict[str, Any] = {name: size}
         refused(task_of, tmp_path, 2, **changed, match=f"{name} of the model is {size}, wanted {fit}")
-    match = "class_dropout_prob is 0, wanted above 0"
-    refused(TargetConfig, replace(MODEL, model_type="c2i", class_dropout_prob=0.0), LoopConfig(2), match=match)
     refused(task_of, tmp_path, 2, cls_token_num=2, match="slots is 4, wanted at most the model's cls_token_num, 2")
+    config = task_of(tmp_path, 2).config
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"corruption_others": 1.5}, "corruption_others is 1.5, wanted a number from 0 to 1"),
+        ({"corruption_others": 0.5, "batch": 1}, "corruption_others needs other images: batch is 1, wanted 2 or more"),
+        ({"batch": 0}, "batch is 0, wanted a number from 1 on"),
+        ({"kinds": {"plain": 0}}, "wanted weights of kinds: none below 0 and one above"),
+        ({"model": replace(MODEL, model_type="c2i", class_dropout_prob=0.0)}, "class_dropout_prob is 0, wanted above"),
+    ]
+    for changes, message in bad:
+        refused(replace, config, **changes, match=message)
 
 
 def test_batch_is_a_function_of_step_and_rank_without_held_out_pictures(tmp_path: Path) -> None:
@@ -121,15 +129,6 @@ def test_corruption_by_other_pictures_takes_the_token_at_the_same_place(tmp_path
     assert (is_near | is_other).all()
     is_distinct = ~torch.isin(tokens[1], task._near[3])
     assert is_other[is_distinct].float().mean() == pytest.approx(0.5, abs=0.05)
-
-
-def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
-    config = task_of(tmp_path, 10).config
-    refused(replace, config, corruption_others=1.5, match="corruption_others is 1.5, wanted a number from 0 to 1")
-    refused(replace, config, batch=0, match="batch is 0, wanted a number from 1 on")
-    refused(replace, config, kinds={"plain": 0}, match="wanted weights of kinds: none below 0 and one above")
-    message = "corruption_others needs other images: batch is 1, wanted 2 or more"
-    refused(replace, config, corruption_others=0.5, batch=1, match=message)
 
 
 def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
