@@ -39,7 +39,7 @@ def pixels(height: int = 40, width: int = 40, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def test_clip_score_matches_transformers(clip: Clip) -> None:
+def test_clip_score_matches_transformers_and_long_prompts_are_counted_and_truncated(clip: Clip) -> None:
     inputs = torch.stack([clip.prepare(pixels(seed=seed)) for seed in range(3)])
     with torch.inference_mode():
         expected = clip.network(input_ids=tokens(PROMPTS), pixel_values=inputs)
@@ -48,6 +48,10 @@ def test_clip_score_matches_transformers(clip: Clip) -> None:
     assert torch.allclose(clip.embed_prompts(PROMPTS), clip.embed_prompts(PROMPTS, batch=1), rtol=0, atol=1e-6)
     assert torch.allclose(found, 100 * cosines, rtol=0, atol=1e-4)
     assert found.abs().max() > 1e-2
+    long = "word " * 100
+    assert cut_prompts([long, "short", "word " * 75]) == 1
+    assert torch.equal(clip.embed_prompts([long]), clip.embed_prompts([long + "more"]))
+    assert torch.equal(load_preference(clip.weights).embed(inputs), clip.embed(inputs))  # a folder of transformers
 
 
 @pytest.mark.parametrize("size", [(57, 33), (20, 90)])
@@ -62,12 +66,6 @@ def test_pictures_are_resized_by_pillow_and_cropped_at_the_centre(clip: Clip, si
     assert np.allclose(clip.prepare(pixels(*size)).permute(1, 2, 0).numpy(), expected, rtol=0, atol=1e-5)
 
 
-def test_long_prompts_are_counted_and_truncated(clip: Clip) -> None:
-    long = "word " * 100
-    assert cut_prompts([long, "short", "word " * 75]) == 1
-    assert torch.equal(clip.embed_prompts([long]), clip.embed_prompts([long + "more"]))
-
-
 def test_open_clip_file_gives_open_clip_features(tmp_path: Path) -> None:
     theirs = tiny_open_clip()
     torch.save({"state_dict": theirs.state_dict()}, tmp_path / "hps.pt")
@@ -79,11 +77,6 @@ def test_open_clip_file_gives_open_clip_features(tmp_path: Path) -> None:
         texts = theirs.encode_text(tokens(prompts), normalize=True)  # type: ignore[operator]
     assert torch.allclose(ours.embed(pictures), images, rtol=0, atol=1e-5)
     assert torch.allclose(ours.embed_prompts(prompts), texts, rtol=0, atol=1e-5)
-
-
-def test_a_folder_of_transformers_gives_the_features_of_clip(clip: Clip) -> None:
-    pictures = torch.randn(1, 3, 32, 32)
-    assert torch.equal(load_preference(clip.weights).embed(pictures), clip.embed(pictures))
 
 
 def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> None:

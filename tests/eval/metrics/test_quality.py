@@ -80,15 +80,13 @@ def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> N
     assert [full[name].warning for name in full] == ["", "4 prompts are truncated to 77 tokens"]
 
 
-def test_equal_sets_have_a_warning_and_no_distance_below_zero(tmp_path: Path, weights: dict[str, Path]) -> None:
-    paths = save_pictures(tmp_path / "a", 8)
-    found = measure(paths, tmp_path / "a", ["kid", "fid", "coverage"], weights=weights)
-    assert {figure.warning for figure in found.values()} == {"the reference has the same images"}
-    assert 0 <= found["fid"].value < 1e-6
-
-
-def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path, capsys: Capture) -> None:
-    ours, theirs = save_pictures(tmp_path / "a", 3), save_pictures(tmp_path / "b", 3, seed=1)
+def test_equal_images_have_a_warning_and_no_distance_below_zero_and_psnr_leaves_them_out(
+    tmp_path: Path, weights: dict[str, Path], capsys: Capture
+) -> None:
+    ours, theirs = save_pictures(tmp_path / "a", 8), save_pictures(tmp_path / "b", 8, seed=1)
+    equal = measure(ours, tmp_path / "a", ["kid", "fid", "coverage"], weights=weights)
+    assert {figure.warning for figure in equal.values()} == {"the reference has the same images"}
+    assert 0 <= equal["fid"].value < 1e-6
     theirs[1].write_bytes(ours[1].read_bytes())
     found = measure(ours, theirs, ["psnr"])["psnr"]
     assert found.warning.startswith("1 images are equal")

@@ -76,12 +76,6 @@ def test_plain_decoding_alone_is_no_contender(folder: Path, monkeypatch: Patch) 
     refused(speed.own_methods, model, match="are plain decoding on this machine: give --methods")
 
 
-def test_rounded_keys_may_change_tokens_in_fp32() -> None:
-    kinds = ("eager", "cpu+int8", "eager+fp8")
-    assert [Variant(kind, "fp32").is_fp32 for kind in kinds] == [True, True, False]
-    assert not Variant("eager", "bf16").is_fp32
-
-
 @pytest.fixture(scope="module")
 def figures(folder: Path) -> dict[str, Any]:
     what: Any = {"model": str(folder), "methods": ("eagle1", "lantern++:k=3"), "kinds": ("eager",)}
@@ -256,19 +250,16 @@ def test_random_models_hold_no_values_that_were_not_written() -> None:
     assert [name for name, value in values.items() if not value.isfinite().all()] == []
 
 
-def test_a_script_deeper_than_its_tree_is_rejected() -> None:
+def test_the_scripted_path_descends_the_tree_and_a_deeper_script_is_rejected() -> None:
+    shape = named("narrow_10").shape()
+    path = deepest(shape)
+    assert [int(shape.depths[node]) for node in path] == [1, 2, 3, 4, 5]
+    assert [int(shape.parents[node]) for node in path] == [0, *path[:-1]]
     message = "the script accepts 2 drafted tokens in a step, the tree has depth 1"
     refused(ScriptedVerifier, GumbelVerifier(), (3,), (1,), 16, match=message)
     refused(script, 0.5, 10, match="at least 1")
     options = ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY, device="cpu")
     refused(shapes.measure, options, match="choose a deeper --tree")
-
-
-def test_the_scripted_path_descends_the_tree() -> None:
-    shape = named("narrow_10").shape()
-    path = deepest(shape)
-    assert [int(shape.depths[node]) for node in path] == [1, 2, 3, 4, 5]
-    assert [int(shape.parents[node]) for node in path] == [0, *path[:-1]]
 
 
 @pytest.mark.parametrize("drafters", [["eagle1"], ["parallelspec", "lantern++:drafts=parallelspec", "eagle1"]])

@@ -97,6 +97,9 @@ def test_variants_have_the_weights_and_devices_that_run() -> None:
     for kind in contenders.VARIANTS:
         assert Variant.of(Variant(kind, "bf16").engine(), "bf16") == Variant(kind, "bf16")
     refused(Variant.of, engine("eager", weights="int4"), "fp32", match="give another engine")
+    # rounded keys may change tokens
+    assert [Variant(kind, "fp32").is_fp32 for kind in ("eager", "cpu+int8", "eager+fp8")] == [True, True, False]
+    assert not Variant("eager", "bf16").is_fp32
     plain, methods = (entries_of([label], contenders.VARIANTS, ("fp32", "bf16")) for label in ("plain", "eagle1"))
     missing = {variant for _, variant in plain} - {variant for _, variant in methods}
     assert {variant.kind for variant in missing} == {"eager+int8"} and len(plain) == len(methods) + 2
