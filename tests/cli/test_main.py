@@ -103,10 +103,7 @@ def test_debug_prints_a_traceback(capsys: Capture, monkeypatch: pytest.MonkeyPat
     assert run_command(failing(KeyError("k")), [] if by_variable else ["--debug"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
-
-
-def test_debug_is_an_option_of_stages_too(capsys: Capture) -> None:
-    assert main(["train", "data", "--config", "nowhere.json", "--out", "out", "--debug"]) == 2
+    assert main(["train", "data", "--config", "nowhere.json", "--out", "out", "--debug"]) == 2  # of a stage
     assert capsys.readouterr().err.startswith("Traceback")
 
 

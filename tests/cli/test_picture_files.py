@@ -26,7 +26,7 @@ def names(folder: str = ".") -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def test_calls_that_differ_write_different_files(model: str) -> None:
+def test_calls_that_differ_write_different_files(model: str, classes: str) -> None:
     calls = ["", "--method plain", "--method lantern --k 4", "--method lantern --k 4 --delta 0.2", "--dtype bf16"]
     calls += ["--guidance 4", "--seed 1", "--temperature 0.9", "--top-k 3", "-n 2 --seed 2", "--compare", "--grid -n 2"]
     for call in calls:
@@ -34,6 +34,8 @@ def test_calls_that_differ_write_different_files(model: str) -> None:
     assert len(names()) == len(calls) + 1
     for made_of in ("eagle1", "lantern-delta0.2-k4", "plain-and-eagle1"):
         assert f"a-red-apple-{made_of}-fp32-g3-seed0-0.png" in names()
+    assert main(["--model", classes, "--class-label", "7", "--out", "c", "--method", "eagle1"]) == 0
+    assert names("c") == ["class-7-eagle1-fp32-g3-seed0-0.png"]
 
 
 def test_only_files_that_are_named_are_replaced(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +98,6 @@ def test_a_template_names_the_files_of_a_folder(model: str, capsys: Capture) -> 
     assert main(["--help-all"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in FIELDS)
-
-
-def test_a_class_is_named_by_its_label(classes: str) -> None:
-    assert main(["--model", classes, "--class-label", "7", "--out", "c", "--method", "eagle1"]) == 0
-    assert names("c") == ["class-7-eagle1-fp32-g3-seed0-0.png"]
 
 
 def test_names_do_not_depend_on_the_choice_of_auto(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,18 +60,6 @@ def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
     return picture.pixels.numpy()
 
 
-def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served: Served, model: Model) -> None:
-    def made(seed: int) -> list[Any]:
-        answer = served.images(n=2, extra_body={"seed": seed})
-        assert answer.usage.output_tokens == 2 * model.target.config.block_size
-        return [image(one) for one in answer.data]
-
-    with ThreadPoolExecutor(4) as pool:
-        for seed, pair in enumerate(pool.map(made, range(4))):
-            for number, found in enumerate(pair):
-                assert np.array_equal(found, expected(model, seed, number))
-
-
 def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: Model) -> None:
     events = list(served.images(stream=True, partial_images=2, extra_body={"seed": 5, "method": "plain"}))
     kinds = [event.type for event in events]
@@ -97,10 +85,12 @@ def test_answers_and_streams_have_seeds_and_warnings(served: Served) -> None:
 
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     negative: Any = {"negative_prompt": "a blue car"}
-    found = image(served.images(extra_body={"seed": 5} | negative).data[0])
-    call = requests_of_call(model, model.sampling(), prompt=PROMPT, generator=5, **negative)
-    (picture,) = generate(model, call)
-    assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
+    answer = served.images(n=2, extra_body={"seed": 5} | negative)
+    call = requests_of_call(model, model.sampling(), prompt=PROMPT, generator=5, images=2, **negative)
+    for one, picture in zip(answer.data, generate(model, call), strict=True):
+        assert np.array_equal(image(one), picture.pixels.numpy())
+    assert not np.array_equal(image(answer.data[0]), expected(model, 5))
+    assert answer.usage.output_tokens == 2 * model.target.config.block_size
 
 
 @pytest.mark.parametrize(("form", "compression"), [("png", {}), ("jpeg", {}), ("webp", {"output_compression": 50})])
@@ -365,28 +355,13 @@ def test_cancelled_pictures_make_room_in_the_queue(model: Model) -> None:
     assert worker.heard == {0: ["done"], 4: ["done"], 5: ["done"]}
 
 
-def test_out_of_memory_fewer_pictures_are_decoded_at_a_time(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = Joint.take
-
-    def limited(self: Joint, states: Any, *how: Any) -> Any:
-        if len(states) > 2:
-            raise MemoryError
-        return take(self, states, *how)
-
-    monkeypatch.setattr(Joint, "take", limited)
-    worker = Hearing(model, batch=4)
-    worker.ask(0, 1, 2, 3)
-    worker.finish()
-    assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(4)}
-
-
-def test_what_lost_pictures_held_is_released_before_any_is_refused(
+def test_out_of_memory_what_lost_pictures_held_is_released_and_fewer_are_decoded_at_a_time(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, made, held = Joint.take, Row.__init__, list[str]()
 
     def limited(self: Joint, states: Any, *how: Any) -> Any:
-        if len(states) > 1:
+        if len(states) > 2:
             held.append("by a cycle of references")
             raise MemoryError
         return take(self, states, *how)
@@ -399,10 +374,10 @@ def test_what_lost_pictures_held_is_released_before_any_is_refused(
     monkeypatch.setattr(Joint, "take", limited)
     monkeypatch.setattr(Row, "__init__", begun)
     monkeypatch.setattr("lantern.generation.serving.worker.release_memory", held.clear)
-    worker = Hearing(model, batch=2)
-    worker.ask(0, 1)
+    worker = Hearing(model, batch=4)
+    worker.ask(0, 1, 2, 3)
     worker.finish()
-    assert worker.batch == 1 and worker.heard == {0: ["done"], 1: ["done"]}
+    assert worker.batch == 2 and worker.heard == {seed: ["done"] for seed in range(4)}
 
 
 def test_idle_decoders_make_room_for_other_settings(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

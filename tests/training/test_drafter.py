@@ -276,21 +276,14 @@ def test_a_stopped_build_continues_with_the_first_missing_shard(
     assert len(cache.read(list(range(12)))["tokens"]) == 12
 
 
-def test_online_batches_are_fresh_and_repeatable() -> None:
-    target = tiny_target()
-    online, module = replace(CONFIG, source="online", pictures=0), new_module("eagle1", target, {}, seed=0)
-    task = DrafterTask(online, target, tiny_teacher(target), module)
-    first, again, second = (task.batch(step, 0, torch.device("cpu"))[0] for step in (0, 0, 1))
-    other = task.batch(0, 1, torch.device("cpu"))[0]
-    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.rows, again.rows)
-    assert not torch.equal(first.tokens, second.tokens) and not torch.equal(first.tokens, other.tokens)
-
-
-def test_noise_is_added_to_what_the_drafter_reads_alone() -> None:
-    target = tiny_target()
+def test_online_batches_are_fresh_and_repeatable_and_noise_is_added_to_what_the_drafter_reads_alone() -> None:
+    target, cpu = tiny_target(), torch.device("cpu")
     noisy, module = replace(CONFIG, source="online", pictures=0, noise=0.1), new_module("eagle1", target, {}, seed=0)
     task = DrafterTask(noisy, target, tiny_teacher(target), module)
-    examples, rows = task.batch(0, 0, torch.device("cpu"))
+    (examples, rows), again, second, other = (task.batch(*at, cpu) for at in ((0, 0), (0, 0), (1, 0), (0, 1)))
+    assert torch.equal(rows, again[1])
+    assert torch.equal(examples.tokens, again[0].tokens) and torch.equal(examples.rows, again[0].rows)
+    assert not any(torch.equal(examples.tokens, of.tokens) for of in (second[0], other[0]))
     added = rows - examples.rows
     assert torch.allclose(replace(examples, rows=rows).guided - examples.guided, added[:, 0], atol=1e-5)
     assert 0.099 < added.max() <= 0.1001 and -0.1001 <= added.min() < -0.099 and abs(added.mean()) < 0.005
