@@ -54,13 +54,18 @@ def assembling(out: Path, components: dict[str, Path]) -> list[str]:
     return ["assemble", str(out), *(text for name, path in components.items() for text in (f"--{name}", str(path)))]
 
 
-def test_a_folder_loads_and_later_calls_replace_single_components(
-    tmp_path: Path, components: dict[str, Path], other_target: Path
+def test_a_folder_loads_and_later_calls_replace_what_fits_the_signed_drafter(
+    tmp_path: Path, components: dict[str, Path], other_target: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "model"
     assert main([*assembling(out, components), "--guidance", "2.5", "--method", "lantern++"]) == 0
     model: Any = load_model(out, device="cpu")
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"} and model.drafter is not None
+    assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))
+    before = (out / "transformer" / "model.safetensors").read_bytes()
+    error = refused_by(capsys, *assembling(out, {"transformer": other_target}))
+    assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
+    assert (out / "transformer" / "model.safetensors").read_bytes() == before
     vq = VQVAE(VQ)
     save_component(vq.state_dict(), vq.config, tmp_path / "v2")
     (tmp_path / "v2" / "SHA256SUMS").unlink()
@@ -90,18 +95,6 @@ def test_an_encoder_and_its_tokenizer_may_be_one_folder_with_weights_in_several_
     assert weights == [["model.safetensors"], []]
     assert list(read_checksums(out / "text_encoder")) == ["model.safetensors"]
     assert not (out / "tokenizer" / "SHA256SUMS").exists()
-
-
-def test_a_signed_drafter_refuses_another_target(
-    tmp_path: Path, components: dict[str, Path], other_target: Path, capsys: Capture
-) -> None:
-    out = tmp_path / "model"
-    assert main(assembling(out, components)) == 0
-    assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))
-    before = (out / "transformer" / "model.safetensors").read_bytes()
-    error = refused_by(capsys, *assembling(out, {"transformer": other_target}))
-    assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
-    assert (out / "transformer" / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind", "size", "released", "file"])

@@ -74,7 +74,9 @@ def test_nan_or_infinity_in_one_pass_rejects_only_its_picture(model: Model, meth
     assert made == [expected[0], expected[2]]
 
 
-def test_the_command_writes_no_picture_of_nan(run: Any, tmp_path: Path, changed_models: Any) -> None:
+def test_the_command_writes_no_picture_of_nan_and_names_the_layer_in_debug_mode(
+    run: Any, tmp_path: Path, changed_models: Any
+) -> None:
     changed_models(spoil_third_picture)
     out, tokens = tmp_path / "out", tmp_path / "t.json"
     words = ("-n", 3, "--batch", 3, "--method", "plain", "--json")
@@ -85,6 +87,10 @@ def test_the_command_writes_no_picture_of_nan(run: Any, tmp_path: Path, changed_
     assert sorted(map(str, out.iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert (found["asked"], len(found["pictures"]), len(json.loads(tokens.read_text()))) == (3, 2, 2)
     assert "NaN or infinite" in found["stopped"]
+    code, _, error = run(*words, "--tokens", tmp_path / "u.json", "--debug")
+    first, *_, last = error.splitlines()
+    assert (code, last) == (1, "lantern: error: transformer.tok_embeddings gave NaN") and first.startswith("Traceback")
+    assert not (tmp_path / "u.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -113,15 +119,6 @@ def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_st
     assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
     assert [picture.tokens_sha256 for picture in make(model, debug=True)] == expected
     refused(make, model, method="eagle1", debug=True, error=NotFiniteError, match="drafter.fc gave NaN")
-
-
-def test_debug_of_the_command_names_the_layer(run: Any, changed_models: Any, tmp_path: Path) -> None:
-    changed_models(lambda model: spoil(model.target, "rotary", torch.nan))
-    code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
-    lines = error.splitlines()
-    assert (code, lines[-1]) == (1, "lantern: error: transformer.rotary gave NaN")
-    assert lines[0].startswith("Traceback")
-    assert not (tmp_path / "t.json").exists()
 
 
 def test_the_pipeline_error_holds_finite_pictures_and_names_the_layer_in_debug_mode(folder: Path) -> None:
