@@ -26,14 +26,11 @@ from tests.tiny_folder import save_tiny_model
 FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
-def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
+def test_methods_are_listed_with_what_they_promise_and_described_with_settings_and_needs(capsys: Capture) -> None:
     lines = printed(capsys, "methods").splitlines()
     for one, line in zip(METHODS.values(), lines[1:], strict=False):
         assert line.split()[:3] == [one.name, one.made.family, one.promise] and line.endswith(one.summary)
     assert [row["name"] for row in answer(capsys, "methods", "--json")] == list(METHODS)
-
-
-def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> None:
     out = printed(capsys, "methods", "lantern++")
     assert "--lambda" in out and "arxiv.org/abs/2502.06352" in out and "drafter: lantern-emoji has it" in out
     found = answer(capsys, "methods", "medusa", "--json")

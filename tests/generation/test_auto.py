@@ -235,7 +235,6 @@ def test_a_profile_is_of_stored_weights(model: Any) -> None:
         ({"batch": 4}, "measured with 4 images at a time, here it is 1"),
         ({"batch": "1e999"}, "measured with inf images at a time"),
         ({"choice": {"method": "eagel9"}}, 'method "eagel9" is unknown'),
-        ({"choice": {"method": None}}, 'method "None" is unknown'),
         ({"choice": {"method": "eagle1", "settings": {"delta": 1}}}, "no setting delta"),
         ({"choice": {"method": "eagle1", "settings": [1]}}, "cannot convert"),
         ("{", "is not JSON"),

@@ -179,7 +179,6 @@ TYPES: list[tuple[dict[str, Any], str]] = [
     ({"negative_prompt": 3}, "negative_prompt is int '3'"),
     ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 8).int()}, "is torch.int32, wanted a tensor of floating"),
     ({"settings": 3}, "settings is of type int"),
-    ({"generator": "x"}, "generator is a str, wanted a torch.Generator"),
     ({"generator": True}, "generator is a bool, wanted a torch.Generator"),
     ({"generator": numpy.array([7])}, "generator is a ndarray, wanted a torch.Generator"),
     ({"callback_on_step_end": 3}, "callback_on_step_end is 3, wanted a function"),

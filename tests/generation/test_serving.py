@@ -137,8 +137,9 @@ def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], par
     assert found.value.param == param and message in found.value.response.json()["error"]["message"]
 
 
-def test_other_refusals(served: Served) -> None:
+def test_other_refusals(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(served.images, model="other", error=openai.NotFoundError, match="is not served here")
+    refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
     assert served.post({"prompt": PROMPT}).status_code == 401
     for key in ({}, {"Authorization": KEY}):
         assert httpx.get(f"{served.url}/v1/models", headers=key).status_code == 401
@@ -146,11 +147,7 @@ def test_other_refusals(served: Served) -> None:
     for length in ({}, {"Content-Length": "5"}):
         chunked = HEADERS | length | {"Transfer-Encoding": "chunked"}
         assert served.post(content=iter([b"{}"]), headers=chunked).status_code == 411
-    refused(served.client.models.retrieve, "other", error=openai.NotFoundError, match="is not served here")
-
-
-def test_the_key_is_asked_for_whatever_host_a_request_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the URL that Starlette 1.0 makes of this host
+    # the key is asked for whatever host is named: the URL that Starlette 1.0 makes of this host
     monkeypatch.setattr(HTTPConnection, "url", URL("http://x/y/v1/images/generations"))
     assert served.post({"prompt": PROMPT}, headers={"Host": "x/y"}).status_code == 401
 

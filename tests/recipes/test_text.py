@@ -210,14 +210,6 @@ def test_most_needed_words_replace_the_least_needed_ones() -> None:
     assert exchange({"treaty": 0}, ["zebra", "yak", "treaty"], required=2, count=9, keep={"zebra"}) == {"yak": "treaty"}
 
 
-def test_renamed_tokenizer_gives_the_old_id_to_the_new_word(text: TextTask) -> None:
-    tokenizer = text_encoder.renamed(text.tokenizer, {"hamster": "refuse"})
-    row = text.tokenizer.get_vocab()["refuse"]
-    assert tokenizer("hamster")["input_ids"] == [row, 1]
-    assert tokenizer("two cats")["input_ids"] == text.tokenizer("two cats")["input_ids"]
-    assert len(tokenizer) == len(text.tokenizer)
-
-
 def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTask, tmp_path: Path) -> None:
     loop = LoopConfig(steps=60, warmup=1, precision="fp32", evaluate_every=1000)
     encoder = TextEncoder(text.encoder.to(torch.bfloat16).float(), text.tokenizer)
