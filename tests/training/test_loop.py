@@ -1,5 +1,6 @@
-"""The training loop: a killed run ends with the weights of an undisturbed one, and a timed one fills its time."""
+"""The training loop: killed runs end with the weights of undisturbed ones, timed ones fill their time; a tokenizer."""
 
+import io
 import json
 import multiprocessing
 import os
@@ -23,14 +24,14 @@ from torch import Tensor, nn
 from lantern.core.config import build_config
 from lantern.core.io import TRAINING_NAME, trained_steps
 from lantern.core.process import Stopped
-from lantern.training import loop
+from lantern.training import loop, tokenizer
 from lantern.training.data import Prepared, Record
 from lantern.training.loop import LoopConfig, Run, Task, run_loop
-from lantern.training.tokenizer import TokenizerConfig, TokenizerTask
+from lantern.training.tokenizer import MEMBER, PACKAGE, Perceptual, TokenizerConfig, TokenizerTask
 from tests.cli.calls import Capture
 from tests.refusals import refused
 from tests.tiny_folder import VQ
-from tests.training.drawings import logged, prepared
+from tests.training.drawings import archive, logged, prepared
 
 
 class Line(Task):
@@ -480,3 +481,34 @@ def test_freed_memory_is_used_again_without_page_faults(fresh: Any) -> None:
     if counts[0] == 0:
         pytest.skip("the C library has no mallopt")
     assert min(counts[8:]) < (1 << 14) // 100
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with random weights of the network's shapes, known by its new hash."""
+    generator, state = torch.Generator().manual_seed(0), {}
+    for index, shape in ((0, (3, 3, 1, 1)), (2, (64, 3, 3, 3)), (5, (64, 64, 3, 3)), (9, (128, 64, 3, 3))):
+        state[f"{index}.weight"] = torch.randn(shape, generator=generator) * 0.1
+        state[f"{index}.bias"] = torch.zeros(shape[0])
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    monkeypatch.setattr(tokenizer, "PACKAGE_SHA256", archive(tmp_path / PACKAGE, {MEMBER: buffer.getvalue()}))
+    return tmp_path
+
+
+def test_distance_is_zero_for_equal_images_and_has_a_gradient_for_others(packages: Path) -> None:
+    network, generator = Perceptual(packages), torch.Generator().manual_seed(1)
+    one, other = (torch.rand(2, 3, 16, 16, generator=generator) * 2 - 1 for _ in range(2))
+    other.requires_grad_()
+    assert float(network(one, one)) == 0
+    network(other, one).backward()
+    assert other.grad is not None and other.grad.abs().max() > 0
+    assert not any(weight.requires_grad for weight in network.parameters())
+    assert [tuple(x.shape) for x in network.features(one)] == [(2, 64, 16, 16), (2, 128, 8, 8)]
+
+
+def test_missing_and_altered_packages_are_refused(packages: Path) -> None:
+    (packages / PACKAGE).write_bytes((packages / PACKAGE).read_bytes() + b"x")
+    refused(Perceptual, packages, match="has another sha256")
+    for folder in (None, packages / "none"):
+        refused(Perceptual, folder, match="is missing.* pip download")
