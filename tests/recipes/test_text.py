@@ -113,17 +113,13 @@ def test_lexicon_pulls_words_to_labels_and_hardly_labels_to_words(packages: Path
     assert [lexicon.concepts[i] for i in lexicon.near] == ["cat", "true cat", "tabby"]
 
 
-def test_captions_are_a_function_of_seed_and_step() -> None:
-    lexicon = toy_lexicon()
+def test_captions_are_a_function_of_seed_and_step_and_rivals_use_the_same_words_in_another_order() -> None:
+    lexicon, seen = toy_lexicon(), 0
     one, two = (Composer(lexicon, seed=1) for _ in range(2))
     one.batch(0, 16)
     assert one.batch(7, 16) == two.batch(7, 16) != two.batch(8, 16)
-
-
-def test_rivals_use_the_same_words_in_another_order() -> None:
-    composer, seen = Composer(toy_lexicon(), seed=0), 0
     for step in range(20):
-        rows = composer.batch(step, 32)
+        rows = one.batch(step, 32)
         for caption in (row for row in rows if row.rival >= 0):
             assert sorted(caption.text.split()) == sorted(rows[caption.rival].text.split())
             seen += 1

@@ -21,7 +21,7 @@ from lantern.core.io import load_component, read_config, save_component, weights
 from lantern.drafters.base import Examples, Prediction
 from lantern.drafters.eagle.networks import Eagle, EagleConfig
 from lantern.methods.method import ADD_ONS
-from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, kinds, load_kind, new_module
+from lantern.training.drafter import DrafterConfig, DrafterTask, FeatureCache, Teacher, load_kind, new_module
 from lantern.training.loop import LoopConfig, run_loop
 from lantern.training.losses import Draft, Objective, acceptance, feature_regression
 from tests.models.test_checkpoint import released_drafter
@@ -136,22 +136,6 @@ def test_teacher_reads_what_one_pass_over_the_prompt_and_all_tokens_reads() -> N
         expected["layers"] = torch.stack([entered[layer][:, 5:] for layer in (2, 3, 3)], 1)
         for name, tensor in expected.items():  # in bf16
             torch.testing.assert_close(read[name][:, row].float(), tensor, atol=3e-2, rtol=3e-2)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", kinds())
-def test_every_kind_predicts_each_requested_depth(name: str, tmp_path: Path) -> None:
-    target = tiny_target()
-    module = new_module(name, target, {}, seed=0)
-    some = task_of(2, replace(CONFIG, unroll=8), module)._examples([0, 1], torch.full((2,), 3.0), torch.device("cpu"))
-    made = module.training_predictions(some, 3)  # type: ignore[operator]
-    assert [output.depth for output in made][:3] == [1, 2, 3]  # heads for the row below count as one depth more
-    for output in made:
-        entries = next(x for x in (output.logits, output.features, output.rows) if x is not None)
-        assert entries.shape[-2] == len(output.places) and output.places.max() < 16 and output.places.min() >= 1
-    save_component(module.state_dict(), module.config, tmp_path)
-    again = load_kind(name, tmp_path, target)
-    assert weights_digest(again.state_dict()) == weights_digest(module.state_dict())
 
 
 def released(folder: Path) -> None:

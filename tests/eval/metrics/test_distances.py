@@ -85,6 +85,10 @@ def test_inception_score_is_its_formula_and_an_interval_the_normal_one(monkeypat
     found = mean_estimate(values, seed=0)
     assert found.high - found.low == pytest.approx(2 * 1.96 / 4000**0.5, rel=0.15)
     assert math.isnan(mean_estimate(values, seed=0, draws=0).low)
+    share = share_estimate(torch.ones(10, dtype=torch.bool))  # of all images is not certain
+    assert (
+        share.value == 1 and share.low == pytest.approx(1 / (1 + 1.959964**2 / 10)) and share.high == pytest.approx(1)
+    )
 
 
 @pytest.mark.parametrize("cuts", [[1, 99], [33, 33, 34], [1] * 100])
@@ -138,8 +142,3 @@ def test_intervals_of_the_frechet_distance_are_as_wide_as_it_varies() -> None:
     width = sum(one.high - one.low for one in found) / len(found)
     assert 0.7 < width / (2 * 1.96 * float(values.std())) < 1.45
     assert sum(one.low <= float(values.mean()) <= one.high for one in found) >= 25
-
-
-def test_a_share_of_all_images_is_not_certain() -> None:
-    one = share_estimate(torch.ones(10, dtype=torch.bool))
-    assert one.value == 1 and one.low == pytest.approx(1 / (1 + 1.959964**2 / 10)) and one.high == pytest.approx(1)
