@@ -4,7 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_guidance_depends_on_the_model_size(model: Model, monkeypatch: pytest.Mo
 
 def test_crop_lanczos_is_pillows_on_the_central_square_and_bicubic_needs_squares() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
-    crop, bicubic = resizing("crop-lanczos", 16), resizing("bicubic", 16)
+    crop, bicubic = (cast(Any, resizing(name, 16)) for name in ("crop-lanczos", "bicubic"))
     expected = Image.fromarray(pixels).crop((16, 0, 64, 48)).resize((16, 16), Image.Resampling.LANCZOS)
     assert (crop(pixels) == np.asarray(expected)).all()
     assert (crop(pixels[:16, :16]) == pixels[:16, :16]).all()
