@@ -93,12 +93,6 @@ def test_embeddings_take_the_place_of_a_prompt(pipe: LanternPipeline) -> None:
         pipe.text_encoder = text
 
 
-def test_a_prompt_as_its_own_negative_is_the_prompt_without_guidance(pipe: LanternPipeline) -> None:
-    same = tokens(pipe, negative_prompt="a red apple", guidance_scale=7.0)
-    assert torch.equal(same, tokens(pipe, guidance_scale=1.0))
-    assert not torch.equal(same, tokens(pipe, guidance_scale=7.0))
-
-
 def test_exact_methods_follow_a_negative_prompt(pipe: LanternPipeline) -> None:
     negative = {"negative_prompt": ["blue cat and dog", "two"], "prompt": ["a red apple", "a dog"]}
     expected = tokens(pipe, **negative)
