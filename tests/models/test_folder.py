@@ -22,16 +22,12 @@ from tests.refusals import refused
 from tests.tiny import tiny_target
 
 
-def test_only_requested_parts_are_loaded_and_auto_needs_none(folder: Path) -> None:
-    model = load_model(folder, parts=())
-    assert (model.vq, model.text, model.drafter) == (None, None, None)
+def test_only_requested_parts_are_loaded_and_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
+    bare, whole, half = load_model(folder, parts=()), load_model(folder, device="cpu"), load_model(folder, dtype="bf16")
+    assert (bare.vq, bare.text, bare.drafter) == (None, None, None)
     assert load_model(folder, parts=("vq",)).vq is not None
-    assert choose_method(load_model(folder, parts=()), "auto") == choose_method(load_model(folder), "auto")
-
-
-def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
-    assert load_model(folder, device="cpu").dtype == torch.float32
-    half = load_model(folder, device="cpu", dtype="bf16")
+    assert choose_method(bare, "auto") == choose_method(whole, "auto")
+    assert whole.dtype == torch.float32
     assert half.dtype == torch.bfloat16 and half.target.get_buffer("rotary.table").dtype == torch.float32
     assert half.vq is not None and next(half.vq.parameters()).dtype == torch.float32
     [picture] = generate(half, ["a red apple"], method="eagle1")

@@ -105,16 +105,15 @@ def test_committed_concepts_and_prompts_fit_together() -> None:
     assert len((prompts / "contact_sheet.txt").read_text().splitlines()) == 64
 
 
-@pytest.mark.parametrize("values", [{}, {"concepts": ["x"], "pairs": -1}, {"concepts": ["x"], "styles": ["oil"]}])
-def test_wrong_configs_are_refused_in_one_line(values: dict, tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(json.dumps(values))
-    refused(read_config, EmojiConfig, tmp_path / "c.json")
-
-
-@pytest.mark.parametrize("line", ["1F34E", "apple", "1F34E apple @loud", "1F34E apple\n1F34E pear"])
-def test_malformed_concept_lists_name_their_line(line: str, tmp_path: Path) -> None:
-    (tmp_path / "c.txt").write_text(line)
-    refused(read_concepts, tmp_path / "c.txt", match=r"c\.txt:\d")
+def test_wrong_configs_concept_lists_and_names_are_refused_in_one_line(tmp_path: Path) -> None:
+    for values in ({}, {"concepts": ["x"], "pairs": -1}, {"concepts": ["x"], "styles": ["oil"]}):
+        (tmp_path / "c.json").write_text(json.dumps(values))
+        refused(read_config, EmojiConfig, tmp_path / "c.json")
+    for lines in ("1F34E", "apple", "1F34E apple @loud", "1F34E apple\n1F34E pear"):
+        (tmp_path / "c.txt").write_text(lines)
+        refused(read_concepts, tmp_path / "c.txt", match=r"c\.txt:\d")
+    captions.check_reserved(["red apple"], frozenset({"kitty"}))
+    refused(captions.check_reserved, ["kitty toy"], frozenset({"kitty"}), match="'kitty toy' holds \\['kitty'\\]")
 
 
 def test_transparent_colours_do_not_bleed_into_edges() -> None:
@@ -122,11 +121,6 @@ def test_transparent_colours_do_not_bleed_into_edges() -> None:
     picture[picture[..., 3] == 0, :3] = 0
     sampled = emoji.rasterise(encoded(picture), 64, is_vector=False)
     assert on_white(sampled).min() >= 254
-
-
-def test_a_reserved_word_in_a_name_is_an_error() -> None:
-    captions.check_reserved(["red apple"], frozenset({"kitty"}))
-    refused(captions.check_reserved, ["kitty toy"], frozenset({"kitty"}), match="'kitty toy' holds \\['kitty'\\]")
 
 
 def test_plurals_and_articles() -> None:
