@@ -207,6 +207,7 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
         (["--method", "eagle9"], "unknown"),
         (["--metrics", "kidd"], "did you mean 'kid'?"),
         (["--metrics", "psnr", "--reference", "real"], "psnr: got 6 images and 2 reference images"),
+        (["--metrics", "precision", "--reference", "real"], "precision: a set has 2 images, wanted at least 6"),
         (["--metrics", "fid", "--reference", "three.txt"], "got reference three.txt, wanted a folder of images"),
         (["--shard", "1/2"], "the launcher sets 2/3"),
     ],
