@@ -60,6 +60,18 @@ def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
     return picture.pixels.numpy()
 
 
+def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served: Served, model: Model) -> None:
+    def made(seed: int) -> list[Any]:
+        answer = served.images(n=2, extra_body={"seed": seed})
+        assert answer.usage.output_tokens == 2 * model.target.config.block_size
+        return [image(one) for one in answer.data]
+
+    with ThreadPoolExecutor(4) as pool:
+        for seed, pair in enumerate(pool.map(made, range(4))):
+            for number, found in enumerate(pair):
+                assert np.array_equal(found, expected(model, seed, number))
+
+
 def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: Model) -> None:
     events = list(served.images(stream=True, partial_images=2, extra_body={"seed": 5, "method": "plain"}))
     kinds = [event.type for event in events]
@@ -85,12 +97,10 @@ def test_answers_and_streams_have_seeds_and_warnings(served: Served) -> None:
 
 def test_a_negative_prompt_takes_the_place_of_the_unconditional_caption(served: Served, model: Model) -> None:
     negative: Any = {"negative_prompt": "a blue car"}
-    answer = served.images(n=2, extra_body={"seed": 5} | negative)
-    call = requests_of_call(model, model.sampling(), prompt=PROMPT, generator=5, images=2, **negative)
-    for one, picture in zip(answer.data, generate(model, call), strict=True):
-        assert np.array_equal(image(one), picture.pixels.numpy())
-    assert not np.array_equal(image(answer.data[0]), expected(model, 5))
-    assert answer.usage.output_tokens == 2 * model.target.config.block_size
+    found = image(served.images(extra_body={"seed": 5} | negative).data[0])
+    call = requests_of_call(model, model.sampling(), prompt=PROMPT, generator=5, **negative)
+    (picture,) = generate(model, call)
+    assert np.array_equal(found, picture.pixels.numpy()) and not np.array_equal(found, expected(model, 5))
 
 
 @pytest.mark.parametrize(("form", "compression"), [("png", {}), ("jpeg", {}), ("webp", {"output_compression": 50})])
