@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lantern.core.config import KvCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Raster, Step
 from lantern.decoding.loop import State
@@ -113,7 +114,7 @@ def joined(decoders: Sequence[Decoder], condition: Condition, keys: Sequence[tup
     return [state.result().tokens for state in states]
 
 
-def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, list[Tensor]]:
+def scored(kind: str, name: str, dtype: torch.dtype, guidance: float, kv_cache: KvCache) -> tuple[Tensor, list[Tensor]]:
     """Return the tokens of an image, and the logits from which each but the first was sampled."""
     logits = list[Tensor]()
 
@@ -121,6 +122,7 @@ def scored(kind: str, name: str, dtype: torch.dtype, guidance: float) -> tuple[T
         assert int(step.start[0]) == (len(logits) + 1 if step.index else 0)
         logits.extend(chosen_from(step, 0) if step.index else ())
 
-    decoder = decoder_of(kind, name, target_of(kind, dtype), Sampling(guidance=guidance))
-    assert decoder.promise(1) == "tokens"
+    engine = GraphEngine(products=KINDS[kind].products, kv_cache=kv_cache)
+    decoder = decoder_of(kind, name, target_of(kind, dtype), Sampling(guidance=guidance), engine)
+    assert decoder.promise(1) == "tokens" and type(decoder.target) is KINDS[kind].prepared
     return generated(kind, decoder, callback=collect).tokens, logits

@@ -30,7 +30,23 @@ from tests.engines.cuda.kinds import decoder_of, generated, target_of
 pytestmark = pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
 LAYERS = 36  # of LlamaGen-XL
 FREE = ("empty", "detach", "lift", "alias", "resize", "_unsafe_view", "view", "expand", "slice", "new_empty", "set_")
-SLOW = pytest.mark.slow
+MOST = {"plain": 225, "lantern++": 290, "gumbel-jacobi": 259, "sjd++": 266}
+SLOW = {
+    "eagle1": 288,
+    "eagle1-rejection": 290,
+    "lantern++ with top-p": 341,
+    "lantern++-paper": 326,
+    "lantern-paper": 402,
+}
+SLOW |= {
+    "grouped": 290,
+    "eagle2": 417,
+    "bounded": 295,
+    "bounded-window": 274,
+    "scd": 266,
+    "gsd": 351,
+    "bounded-scd": 306,
+}
 
 
 @pytest.fixture
@@ -99,25 +115,7 @@ class Operations(TorchDispatchMode):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("method", "most"),
-    [
-        ("plain", 225),
-        pytest.param("eagle1", 288, marks=SLOW),
-        pytest.param("eagle1-rejection", 290, marks=SLOW),
-        ("lantern++", 290),
-        pytest.param("lantern++ with top-p", 341, marks=SLOW),
-        pytest.param("lantern++-paper", 326, marks=SLOW),
-        pytest.param("lantern-paper", 402, marks=SLOW),
-        pytest.param("grouped", 290, marks=SLOW),
-        pytest.param("eagle2", 417, marks=SLOW),
-        ("gumbel-jacobi", 259),
-        pytest.param("bounded", 295, marks=SLOW),
-        pytest.param("bounded-window", 274, marks=SLOW),
-        ("sjd++", 266),
-        pytest.param("scd", 266, marks=SLOW),
-        pytest.param("gsd", 351, marks=SLOW),
-        pytest.param("bounded-scd", 306, marks=SLOW),
-    ],
+    ("method", "most"), [*MOST.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())]
 )
 def test_a_round_has_few_launches(method: str, most: int, launched: list[Any]) -> None:
     """Of one image under guidance. Each layer has as many: targets of one and two layers give those of any number."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.config import KvCache
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.core.weights import quantized
@@ -28,6 +29,7 @@ from tests.engines.cuda.kinds import (
     DEVICE,
     KEYS,
     KINDS,
+    SMALL,
     TOKENS,
     decoder_of,
     generated,
@@ -80,18 +82,18 @@ plainly = cache(scored)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "dtype", "guidance"),
+    ("kind", "name", "of"),
     [
-        ("cublas", "sjd-pac", FP32, 1.0),
-        ("fused", "gumbel-jacobi", BF16, 1.0),
-        ("llama", "gumbel-jacobi", BF16, 1.0),
-        *(pytest.param("cublas", name, BF16, 1.0, marks=SLOW) for name in ("gumbel-jacobi", "eagle1", "sjd-pac")),
-        *(pytest.param("fused", "gumbel-jacobi", dtype, 3.0, marks=SLOW) for dtype in (BF16, FP32)),
-        pytest.param("llama", "sjd-pac", BF16, 1.0, marks=SLOW),
+        ("cublas", "sjd-pac", (FP32, 1.0, "full")),
+        *(("fused", "gumbel-jacobi", (BF16, 1.0, kv_cache)) for kv_cache in ("full", "fp8")),
+        ("llama", "gumbel-jacobi", (BF16, 1.0, "full")),
+        *(pytest.param("cublas", name, (BF16, 1.0, "full"), marks=SLOW) for name in SMALL),
+        *(pytest.param("fused", "gumbel-jacobi", (dtype, 3.0, "full"), marks=SLOW) for dtype in (BF16, FP32)),
+        *(pytest.param("llama", "sjd-pac", (BF16, 1.0, kv_cache), marks=SLOW) for kv_cache in ("full", "fp8")),
     ],
 )
-def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, dtype: torch.dtype, guidance: float) -> None:
-    (expected, logits), (made, others) = plainly(kind, "plain", dtype, guidance), scored(kind, name, dtype, guidance)
+def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, of: tuple[torch.dtype, float, KvCache]) -> None:
+    (expected, logits), (made, others) = plainly(kind, "plain", *of), scored(kind, name, *of)
     assert torch.equal(made, expected) and len(logits) == len(others) == TOKENS - 1
     assert [token for token, both in enumerate(zip(logits, others, strict=True)) if not torch.equal(*both)] == []
 
@@ -99,7 +101,6 @@ def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, dtype: tor
 @pytest.mark.parametrize(
     ("kind", "weights", "images"),
     [
-        ("fused", "full", 1),
         ("fused", "int8", 1),
         ("llama", "full", 1),
         *(pytest.param(kind, "full", 2, marks=SLOW) for kind in ("cublas", "llama")),
@@ -116,15 +117,6 @@ def test_tokens_are_those_of_the_eager_engine_in_fp32(kind: str, weights: Weight
     assert kind != "llama" or "not on a GPU" in (engines[1].remark(target) or "")
     tokens = [generated(kind, decoder, images, forced=forced).tokens for decoder in (eager, graph)]
     assert torch.equal(*tokens)
-
-
-@pytest.mark.parametrize("kind", ["fused", pytest.param("llama", marks=SLOW)])
-def test_drafts_do_not_change_tokens_with_a_kv_cache_in_fp8(kind: str) -> None:
-    target, sampling, engine = target_of(kind, BF16), Sampling(), GraphEngine(kv_cache="fp8")
-    decoders = [decoder_of(kind, name, target, sampling, engine) for name in ("plain", "gumbel-jacobi")]
-    plain, drafted = (generated(kind, decoder) for decoder in decoders)
-    assert torch.equal(plain.tokens, drafted.tokens) and drafted.steps < plain.steps
-    assert decoders[1].promise(1) == "tokens"
 
 
 def test_rows_are_constant_until_a_batch_is_large() -> None:
