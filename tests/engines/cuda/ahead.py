@@ -22,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from lantern.core.sampling import Noise, Sampling
-from lantern.core.types import DraftTree
+from lantern.core.types import DraftTree, TreeShape
 from lantern.core.weights import quantized
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
@@ -126,40 +126,35 @@ def launch_groups() -> None:
     walk.KernelGrouped(empty(TOKENS, 8, dtype=WIDE)).judge(UnderTest(p, p, empty(16, dtype=WHOLE), is_point=False))
 
 
-def launch_walk(mode: Any, rule: str, tokens: int) -> None:
-    shape = grown(8, 2).shape(META)
-    nodes = shape.num_nodes
+def problem(mode: Any, shape: TreeShape, tokens: int = TOKENS) -> tuple[DraftTree, LogitRows]:
+    """Return a tree and its rows, with tables of noise that are not made."""
     noise = Noise([(0, 0)], positions=1024, vocab_size=tokens, device=META)
-    noise.uniform_table = lambda lanes: empty(1, 1024, lanes, dtype=torch.float64)  # type: ignore[method-assign]
     noise.gumbel_table = lambda purpose: empty(1, 1024, tokens, dtype=WIDE)  # type: ignore[method-assign]
-    log_q = None if mode == "point" else empty(1, nodes, tokens, dtype=WIDE)
-    tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, mode, log_q)
-    logits, places = empty(1, LINES, nodes, tokens, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
-    near = {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
-    near = {"codebook": empty(tokens, 8, dtype=WIDE)} if rule == "grouped" else near
+    noise.uniform_table = lambda lanes: empty(1, 1024, lanes, dtype=torch.float64)  # type: ignore[method-assign]
+    noise.step_table = lambda lanes, width: empty(1, 1024, width, lanes, dtype=torch.float64)  # type: ignore[method-assign]
+    nodes, log_q = empty(1, shape.num_nodes, dtype=WHOLE), empty(1, shape.num_nodes, tokens, dtype=WIDE)
+    logits = empty(1, LINES, shape.num_nodes, tokens, dtype=WIDE)
+    tree = DraftTree(nodes, shape, mode, None if mode == "point" else log_q)
+    return tree, LogitRows(Sampling(guidance=3.0, top_k=100), logits, nodes, noise)
+
+
+def tables(tokens: int) -> dict[str, torch.Tensor]:
+    return {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
+
+
+def launch_walk(mode: Any, rule: str, tokens: int) -> None:
+    near = {"codebook": empty(tokens, 8, dtype=WIDE)} if rule == "grouped" else tables(tokens)
     relaxation = None if RULES[rule] is None else RULES[rule][0](**near, **RULES[rule][1])
-    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
-    walk.walk(RejectionVerifier(relaxation), tree, rows)
+    walk.walk(RejectionVerifier(relaxation), *problem(mode, grown(8, 2).shape(META), tokens))
 
 
 def launch_couple(redraw: Any, nodes: int) -> None:
-    noise = Noise([(0, 0)], positions=1024, vocab_size=TOKENS, device=META)
-    noise.step_table = lambda lanes, width: empty(1, 1024, width, lanes, dtype=torch.float64)  # type: ignore[method-assign]
-    shape, log_q = named(f"chain_{nodes - 1}").shape(META), empty(1, nodes, TOKENS, dtype=WIDE)
-    tree = DraftTree(empty(1, nodes, dtype=WHOLE), shape, "jacobi", log_q)
-    logits, places = empty(1, LINES, nodes, TOKENS, dtype=WIDE), empty(1, nodes, dtype=WHOLE)
-    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, places, noise)
-    couple.couple(CouplingVerifier(redraw), tree, rows)
+    couple.couple(CouplingVerifier(redraw), *problem("jacobi", named(f"chain_{nodes - 1}").shape(META)))
 
 
 def launch_relax(rule: str, tokens: int) -> None:
-    shape = grown(8, 2).shape(META)
-    nodes = empty(1, shape.num_nodes, dtype=WHOLE)
-    log_q, logits = (empty(1, *lines, shape.num_nodes, tokens, dtype=WIDE) for lines in ((), (LINES,)))
-    table, distances = empty(tokens, 1024, dtype=torch.int32), empty(tokens, 1024, dtype=WIDE)
-    relaxation = Bounded(table, distances=distances) if rule == "bounded" else Mixture()
-    rows = LogitRows(Sampling(guidance=3.0, top_k=100), logits, nodes, Noise([(0, 0)], positions=1024, vocab_size=1))
-    relax.KernelRows(relaxation, DraftTree(nodes, shape, "gumbel", log_q), rows)
+    relaxation: Any = Bounded(**tables(tokens)) if rule == "bounded" else Mixture()
+    relax.KernelRows(relaxation, *problem("gumbel", grown(8, 2).shape(META), tokens))
 
 
 def launch_samples() -> None:

@@ -45,23 +45,12 @@ class Scene:
     """
 
     def __init__(
-        self,
-        committed: list[int],
-        dtype: torch.dtype,
-        guided: int = 2,
-        lengths: list[int] | None = None,
-        prefix: int = 2,
+        self, committed: list[int], dtype: torch.dtype, guided: int = 2, lengths: Any = None, prefix: int = 2
     ) -> None:
         known, shape = torch.tensor(committed, device=DEVICE), TREE.shape(DEVICE)
         self.group, self.nodes = 1 if lengths is None else 2, shape.num_nodes
-        sizes: dict[str, Any] = {
-            "layers": 1,
-            "images": len(committed),
-            "rows": guided,
-            "heads": HEADS,
-            "head_dim": WIDTH,
-        }
-        sizes |= {"prefix": prefix, "tokens": TOKENS, "stage": self.nodes}
+        sizes: dict[str, Any] = {"layers": 1, "images": len(committed), "rows": guided, "heads": HEADS}
+        sizes |= {"head_dim": WIDTH, "prefix": prefix, "tokens": TOKENS, "stage": self.nodes}
         self.cache = StaticCache(**sizes, dtype=dtype, device=DEVICE)
         self.cache.buffer.copy_(random(*self.cache.buffer.shape, dtype=dtype, seed=3))
         if lengths is None:
@@ -281,12 +270,8 @@ def test_sums_and_products_are_divided_among_threads_in_one_way_for_any_number_o
 @pytest.mark.slow
 def test_kernels_compile_for_gpus_without_spills_and_fit_their_shared_memory() -> None:
     found = compiled()
-    names = {
-        name
-        for module in (kernels, fused, fused_eagle, relax, walk, couple)
-        for name in vars(module)
-        if name.endswith("_kernel")
-    }
+    modules = (kernels, fused, fused_eagle, relax, walk, couple)
+    names = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     assert {tuple(name.split()[::2]) for name in found} == {(name, f"sm_{n}") for name in names for n in (80, 90, 100)}
     for name, used in found.items():
         assert used["stores"] == used["loads"] == 0, name
