@@ -72,13 +72,9 @@ def test_other_operations_on_weights_in_8_bits_are_refused() -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", pytest.param("int4", marks=needs_torchao)])
-def test_a_parametrized_weight_is_not_quantized(weights: Weights) -> None:
+def test_a_weight_that_is_parametrized_or_quantized_already_is_not_quantized(weights: Weights) -> None:
     linear = linear_of(torch.float32)
+    again = f"the weight of fc is quantized already, {weights} was given"
+    refused(quantize, "fc", in_eight_bits(linear), weights, match=again)
     register_parametrization(linear, "weight", nn.Tanh())
-    assert "the weight of fc is parametrized" in refused(quantize, "fc", linear, weights)
-
-
-@pytest.mark.parametrize("weights", ["int8", pytest.param("int4", marks=needs_torchao)])
-def test_a_quantized_weight_is_not_quantized_again(weights: Weights) -> None:
-    linear = in_eight_bits(linear_of(torch.float32))
-    assert f"the weight of fc is quantized already, {weights} was given" in refused(quantize, "fc", linear, weights)
+    refused(quantize, "fc", linear, weights, match="the weight of fc is parametrized")

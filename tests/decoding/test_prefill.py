@@ -1,5 +1,6 @@
 """The prompt: one slot per layer, computed without attention scores, cached between calls."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,18 @@ def watched(target: Transformer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     sizes, read = [], target.read_slots
     monkeypatch.setattr(target, "read_slots", lambda x, *of, **how: sizes.append(x.shape[:2]) or read(x, *of, **how))
     return sizes
+
+
+def meanwhile(target: Any, call: Callable[[], object]) -> None:
+    """Make the call once while the target reads its next prompts, as another thread does."""
+    read = target.read
+
+    def interrupted(*args: Any, **how: Any) -> Prompt:
+        target.read = read
+        call()
+        return read(*args, **how)
+
+    target.read = interrupted
 
 
 @torch.no_grad()
@@ -101,16 +114,10 @@ def test_a_prompt_that_another_engine_read_is_read_again() -> None:
 @torch.no_grad()
 def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_kept() -> None:
     target, other, prompts, strength = tiny_target(), tiny_target(seed=1), PromptCache(), [1.0]
-    expected, others = prompts.read(target, CONDITION, 1).entries, other.read(CONDITION, 1).entries
-
-    class Slow(PreparedTarget):
-        def read(self, *args: Any, **how: Any) -> Prompt:
-            prompts.read(PreparedTarget(other), CONDITION, 1)  # as another thread does
-            return self.module.read(*args, **how)
-
-    Slow.__qualname__ = PreparedTarget.__qualname__
-    prompts.read(Slow(target), CONDITION, 1)
-    assert torch.equal(prompts.read(PreparedTarget(other), CONDITION, 1).entries, others)
+    expected, others = (one.read(CONDITION, 1).entries for one in (target, other))
+    meanwhile(target, lambda: prompts.read(other, CONDITION, 1))
+    prompts.read(target, CONDITION, 1)
+    assert torch.equal(prompts.read(other, CONDITION, 1).entries, others)
     target.cls_embedding.register_forward_hook(lambda *given: given[2].mul(strength[0]))
     for strength[0] in (2.0, 1.0):
         assert torch.equal(prompts.read(target, CONDITION, 1).entries, expected) == (strength[0] == 1)
@@ -120,15 +127,9 @@ def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_k
 def test_prompts_that_another_thread_drops_meanwhile_are_there() -> None:
     target, prompts = tiny_target(), PromptCache(limit=2)
     expected = target.read(CONDITION, 1).entries
-
-    class Slow(PreparedTarget):
-        def read(self, *args: Any, **how: Any) -> Prompt:
-            prompts.read(target, tiny_condition((3, 5), seed=1), 1)  # as another thread does
-            return self.module.read(*args, **how)
-
-    Slow.__qualname__ = type(target).__qualname__
     prompts.read(target, select(CONDITION, [0]), 1)
-    torch.testing.assert_close(prompts.read(Slow(target), CONDITION, 1).entries, expected)
+    meanwhile(target, lambda: prompts.read(target, tiny_condition((3, 5), seed=1), 1))
+    torch.testing.assert_close(prompts.read(target, CONDITION, 1).entries, expected)
     assert len(prompts) == 2
 
 

@@ -14,7 +14,8 @@ from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part, tiny_sam, tiny_table
 
-OTHER = tiny_target(vocab_size=30)
+OTHER, ROWS = tiny_target(vocab_size=30), {"form": "rows"}
+NO_TREES = {"nodes": 0, "width": 0, "depth": 13, "spread": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -24,28 +25,18 @@ OTHER = tiny_target(vocab_size=30)
         (EagleConfig, {"has_input_norm": True}, "has_input_norm"),
         (EagleConfig, {"cls_token_num": 5}, "cls_token_num is 5"),
         (EagleConfig, {"n_head": 3}, "head size"),
-        (Eagle3Config, {"form": "rows"}, 'wanted "guided"'),
+        (Eagle3Config, ROWS, 'wanted "guided"'),
         (Eagle3Config, {"fused": ()}, "fused is"),
         (MedusaConfig, {"depths": 0}, "depths is 0"),
-        (ParallelSpecConfig, {"depths": 0}, "wanted"),
-        (ParallelSpecConfig, {"depths": 65}, "wanted"),
-        (ParallelSpecConfig, {"anchors": 0}, "wanted"),
-        (ParallelSpecConfig, {"form": "rows"}, "wanted"),
         (PossConfig, {"per_layer": 0}, "per_layer 0"),
         (PossConfig, {"layers": 2}, "wanted 1"),
-        (VerticalConfig, {"depths": 0}, "wanted"),
-        (VerticalConfig, {"block_size": 15}, "wanted"),
-        (ViSpecConfig, {"recent": 0}, "wanted"),
-        (ViSpecConfig, {"summaries": -1}, "wanted"),
-        (ViSpecConfig, {"layers": 2}, "wanted"),
-        (ViSpecConfig, {"form": "rows"}, "wanted"),
+        *((ParallelSpecConfig, wrong, "wanted") for wrong in ({"depths": 0}, {"depths": 65}, {"anchors": 0}, ROWS)),
+        *((VerticalConfig, wrong, "wanted") for wrong in ({"depths": 0}, {"block_size": 15})),
+        *((ViSpecConfig, wrong, "wanted") for wrong in ({"recent": 0}, {"summaries": -1}, {"layers": 2}, ROWS)),
         (AdtTree, {"end": 0.0}, "end is 0"),
         (C2TConfig, {"traits": ("colour",)}, "trait 'colour' is unknown"),
         (Ddd, {"alive": 1.0}, "wanted a share between 0 and 1"),
-        (Growth, {"nodes": 0}, "wanted at least one node"),
-        (Growth, {"width": 0}, "wanted at least one node"),
-        (Growth, {"depth": 13}, "wanted at least one node"),
-        (Growth, {"spread": 0.0}, "wanted at least one node"),
+        *((Growth, {name: size}, "wanted at least one node") for name, size in NO_TREES.items()),
         (Svip, {"threshold": 0.0}, "wanted both above 0"),
     ],
 )

@@ -56,7 +56,7 @@ def test_siblings_are_the_next_best_tokens_of_the_stale_distribution() -> None:
 
 
 @pytest.mark.parametrize(("side", "distance"), [("left", 1), ("above", 4)])
-@pytest.mark.parametrize("length", [1, 3, 6, 16, 40])
+@pytest.mark.parametrize("length", [1, 6, 40])
 def test_each_token_repeats_its_neighbour(side: Literal["left", "above"], distance: int, length: int) -> None:
     steps = list[Step]()
     made = generate(RepeatDrafter(TARGET, side=side, length=length), callback=steps.append)

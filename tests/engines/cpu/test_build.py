@@ -71,15 +71,11 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_library_needs_no_compiler(library: Path, fresh: Path) -> None:
-    assert building.missing() is None and building.library().lantern_pass
-    assert fresh.exists() == (library.parent == fresh)
-
-
-@pytest.mark.usefixtures("library")
-def test_a_library_is_there_before_steps_are_timed() -> None:
+def test_a_library_needs_no_compiler_and_is_loaded_before_steps_are_timed(library: Path, fresh: Path) -> None:
+    assert building.missing() is None
     CpuEngine().prepare(wide_target())
-    assert building.library.cache_info().currsize == 1
+    assert building.library.cache_info().currsize == 1 and building.library().lantern_pass
+    assert fresh.exists() == (library.parent == fresh)
 
 
 def test_a_cache_that_cannot_be_read_has_no_library(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
