@@ -31,7 +31,7 @@ from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.test_linear import KINDS, in_steps
-from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
+from tests.golden.record import TOY_NEIGHBOURS, WINDOW, WINDOWS, toy_folder
 from tests.refusals import refused
 from tests.tiny import needs_torchao, tiny_condition, tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, KEYS, chosen_from, plain_tokens
