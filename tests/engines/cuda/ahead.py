@@ -138,7 +138,7 @@ def problem(mode: Any, shape: TreeShape, tokens: int = TOKENS) -> tuple[DraftTre
     return tree, LogitRows(Sampling(guidance=3.0, top_k=100), logits, nodes, noise)
 
 
-def tables(tokens: int) -> dict[str, torch.Tensor]:
+def tables(tokens: int) -> dict[str, Any]:
     return {"table": empty(tokens, 1024, dtype=torch.int32), "distances": empty(tokens, 1024, dtype=WIDE)}
 
 

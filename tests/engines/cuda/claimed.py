@@ -24,11 +24,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lantern.core.types import Step
+from lantern.core.types import Drafter, Step, Target
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Rounds
+from lantern.decoding.wave import Wave
+from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.graphs import Captured, GraphRounds
-from lantern.engines.engine import EagerEngine
 
 CUDA = torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[3]
@@ -305,15 +306,26 @@ def watching(device: ClaimedDevice) -> type[Rehearsed]:
 
 
 @dataclass(frozen=True)
-class RehearsedEngine(EagerEngine):
+class RehearsedEngine(GraphEngine):
     """The engine `graph` with recordings for graphs, and passes by torch."""
 
     rounds: type[GraphRounds] = Rehearsed
-    captures: ClassVar[bool] = True
+
+    def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> None:
+        return None
+
+    def _prepare(self, target: Any) -> Target:
+        return target
+
+    def prepare_part(self, module: Any) -> Any:
+        return module
 
     def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
-        (state,) = states
-        return self.rounds(state)
+        is_one = len(states) == 1 and not isinstance(earlier, Wave)
+        return self.rounds(states[0]) if is_one else super().drive(states, earlier)
+
+    def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
+        return False
 
 
 def memory_of(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:

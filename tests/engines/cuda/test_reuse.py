@@ -1,8 +1,8 @@
 """Replayed rounds: when they are captured anew, what of them is reported, and what a GPU may refuse."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +14,6 @@ from lantern import LanternPipeline
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.core.weights import on_device
-from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.engine import GraphEngine
@@ -180,21 +179,13 @@ def test_row_fronts_are_not_captured(name: str, kind: str, monkeypatch: pytest.M
     assert type(GraphEngine().drive([state])).__name__ == kind
 
 
-@dataclass(frozen=True)
-class Alone(RehearsedEngine):
-    """Generations are not joined, as those of `graph`."""
-
-    def group(self, state: State) -> Hashable:
-        return id(state)
-
-
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
 def test_images_of_a_server_that_follow_each_other_have_their_own_tokens(name: str) -> None:
     """The graph of the first image is replayed for the others, from their third round on, without a pause, whatever
     their samplings.
     """
     target, condition = tiny_target(), tiny_condition((4,))
-    decoder = tiny_decoder(small_method(name), target, Sampling(top_k=17), engine=Alone())
+    decoder = tiny_decoder(small_method(name), target, Sampling(top_k=17), engine=RehearsedEngine())
     joint = Joint(decoder.engine.group, decoder.engine.drive)
     for seed in range(4):
         how: dict[str, Any] = {"keys": [(seed, 0)]}
@@ -212,7 +203,7 @@ def test_images_of_a_server_that_follow_each_other_have_their_own_tokens(name: s
 
 def test_a_server_captures_once_for_all_samplings_of_a_form(folder: Path) -> None:
     model, made = load_model(folder, device="cpu"), list[Any]()
-    worker = Worker(replace(model, engine=Alone()), batch=1)
+    worker = Worker(replace(model, engine=RehearsedEngine()), batch=1)
     for i, captured in enumerate((1, 1, 2, 2)):
         sampling = Sampling(2.0 + i, 1.0 - i / 5, top_k=9 if i < 2 else 0)
         request = Request(prompt="a red apple", seed=i)
@@ -224,7 +215,7 @@ def test_a_server_captures_once_for_all_samplings_of_a_form(folder: Path) -> Non
 
 
 def test_calls_of_a_pipeline_replay_the_rounds_of_the_first(folder: Path) -> None:
-    pipe: Any = LanternPipeline.from_pretrained(folder, engine=Alone())
+    pipe: Any = LanternPipeline.from_pretrained(folder, engine=RehearsedEngine())
     by_torch: Any = LanternPipeline.from_pipe(pipe)
     by_torch.engine = "eager"
     inner, captured = list[torch.Tensor](), list[int]()

@@ -1,7 +1,5 @@
 """Waves: a generation has the tokens and figures that it has alone, whenever it begins and whoever shares its batch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
@@ -11,16 +9,15 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Drafter, Generation, Target
+from lantern.core.types import Condition, Generation
 from lantern.decoding.loop import State
-from lantern.decoding.rounds import Joint, Rounds
+from lantern.decoding.rounds import Joint
 from lantern.decoding.wave import WAVES, Wave
-from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.graphs import forget_all
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
-from tests.engines.cuda.claimed import Rehearsed
+from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
 from tests.engines.cuda.kinds import llama_in
 from tests.tiny import select, wide_target
 from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
@@ -33,30 +30,7 @@ KEYS = [(9, 0), (9, 1), (4, 7), (2, 3), (5, 5), (8, 1), (6, 2)]
 # specmquant-paper's inner rounds are counted by the host
 NAMES = [name for name in METHODS if name not in ("auto", "zipar", "pjd", "specmquant-paper")]
 FEW = ("plain", "eagle1", "eagle1-traversal", "lantern++", "gumbel-jacobi", "sjd")
-
-
-@dataclass(frozen=True)
-class RehearsedWaves(GraphEngine):
-    """The engine `graph` with recordings for graphs, and passes by torch."""
-
-    def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> None:
-        return None
-
-    def _prepare(self, target: Any) -> Target:
-        return target
-
-    def prepare_part(self, module: Any) -> Any:
-        return module
-
-    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
-        is_one = len(states) == 1 and not isinstance(earlier, Wave)
-        return Rehearsed(states[0]) if is_one else super().drive(states, earlier)
-
-    def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
-        return False
-
-
-ENGINE = RehearsedWaves()
+ENGINE = RehearsedEngine()
 
 
 def decoder(name: str, sampling: Sampling = SAMPLING, engine: Any = ENGINE) -> Decoder:
