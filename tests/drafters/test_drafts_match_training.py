@@ -12,19 +12,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
+from lantern.drafters import heads
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.vispec import ViSpecDrafter
-from lantern.drafters.heads import (
-    Medusa,
-    MedusaConfig,
-    MedusaDrafter,
-    ParallelDrafter,
-    ParallelSpec,
-    Vertical,
-    VerticalConfig,
-    VerticalDrafter,
-    group_mask,
-)
 from lantern.drafters.trees import named
 from lantern.training.drafter import kinds
 from tests.drafters.sampled_trees import drafted, ways, whole_pictures
@@ -45,12 +35,12 @@ KINDS: list[tuple[str, Any, dict[str, Any]]] = [
     ("vispec", ViSpecDrafter, {"recent": 1}),
     ("vispec", ViSpecDrafter, {"recent": 2, "summaries": 3}),
     ("vispec", ViSpecDrafter, {"recent": 6, "summaries": 0, "has_globe": False}),
-    ("parallelspec", ParallelDrafter, {"anchors": 99}),
-    ("medusa", MedusaDrafter, {"reads_token": True}),
-    ("medusa", MedusaDrafter, {"reads_token": False}),
-    ("vertical", partial(VerticalDrafter, share=0.0), {}),
-    ("vertical", partial(VerticalDrafter, share=0.3), {}),
-    ("vertical", partial(VerticalDrafter, share=1.0), {}),
+    ("parallelspec", heads.ParallelDrafter, {"anchors": 99}),
+    ("medusa", heads.MedusaDrafter, {"reads_token": True}),
+    ("medusa", heads.MedusaDrafter, {"reads_token": False}),
+    ("vertical", partial(heads.VerticalDrafter, share=0.0), {}),
+    ("vertical", partial(heads.VerticalDrafter, share=0.3), {}),
+    ("vertical", partial(heads.VerticalDrafter, share=1.0), {}),
 ]
 
 
@@ -106,7 +96,7 @@ def along(tokens: Tensor, known: Tensor, tree: DraftTree, way: list[int]) -> Ten
 
 @torch.no_grad()
 def test_untrained_heads_repeat_the_feature() -> None:
-    module = Medusa(MedusaConfig.for_target(TARGET.config))
+    module = heads.Medusa(heads.MedusaConfig.for_target(TARGET.config))
     module.init_for(TARGET, torch.Generator())
     features, tokens = torch.randn(2, 5, 32), torch.zeros(2, 5, dtype=torch.long)
     output = module.heads(features, tokens, torch.full((2, 5), 3.0))
@@ -117,12 +107,14 @@ def test_untrained_heads_repeat_the_feature() -> None:
 def test_a_group_of_masks_sees_the_pairs_up_to_its_anchor_and_itself() -> None:
     pairs, masks = ["1000000", "1100000", "1110000"], ["1001000", "1001100", "1100010", "1100011"]
     expected = [[mark == "1" for mark in line] for line in pairs + masks]
-    assert group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
+    assert heads.group_mask(3, torch.tensor([0, 1]), 2).tolist() == expected
 
 
 def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, guess = [], ParallelSpec.guess
-    monkeypatch.setattr(ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how))
+    calls, guess = [], heads.ParallelSpec.guess
+    monkeypatch.setattr(
+        heads.ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how)
+    )
     made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
     assert len(calls) == int(made.steps) - 1
 
@@ -131,7 +123,7 @@ def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_correct_pools_are_accepted() -> None:
     """Correct vertical guesses are accepted although the horizontal ones are useless."""
     target = loose_target()
-    module = Vertical(VerticalConfig.for_target(target.config))
+    module = heads.Vertical(heads.VerticalConfig.for_target(target.config))
     module.init_for(target, torch.Generator())
     module.heads.fc.bias.data[: 4 * 32].normal_(0.0, 5.0, generator=torch.Generator().manual_seed(1))
     steps, how = [], {"sampling": Sampling(guidance=2), "add_ons": {"vertical": module}, "tree": "chain_4"}

@@ -9,33 +9,12 @@ import torch
 from lantern.core.types import DraftTree, Step, Verdict
 from lantern.decoding.loop import NO_SCORES
 from lantern.drafters import policies
-from lantern.drafters.policies import (
-    C2T,
-    PRIOR,
-    TRAITS,
-    AdtTree,
-    C2TConfig,
-    C2TPolicy,
-    Ddd,
-    Eagle2,
-    Layer,
-    Policy,
-    Pool,
-    PredictableEagle2,
-    Radar,
-    RadarConfig,
-    RadarPolicy,
-    Svip,
-    neighbours,
-    traits_of,
-    updated_map,
-)
 from lantern.drafters.trees import chain
 
 IMAGES, NODES, WIDTH = 2, 3, 4
 
 
-def layer(depth: int = 1, **changes: Any) -> Layer:
+def layer(depth: int = 1, **changes: Any) -> policies.Layer:
     """A layer of two images, three nodes each and four candidates below each."""
     generator = torch.Generator().manual_seed(0)
 
@@ -46,17 +25,18 @@ def layer(depth: int = 1, **changes: Any) -> Layer:
     fields |= {name: logs(IMAGES, NODES) for name in ("reach", "joint")}
     fields |= {name: torch.rand(IMAGES, NODES, generator=generator) for name in ("entropy", "collision", "near")}
     fields |= {name: logs(IMAGES, NODES, WIDTH) for name in ("log_q", "match")}
-    made: Any = Layer(**dict.fromkeys(field.name for field in dataclasses.fields(Layer)))  # type: ignore[arg-type]
+    made: Any = policies.Layer(**dict.fromkeys(field.name for field in dataclasses.fields(policies.Layer)))  # type: ignore[arg-type]
     vars(made).update(fields | changes)
     return made
 
 
-def wanted(policy: Policy, values: list[list[float]], depths: list[int]) -> list[list[int]]:
+def wanted(policy: policies.Policy, values: list[list[float]], depths: list[int]) -> list[list[int]]:
     """Return the nodes and depth that a policy prefers for candidates of these probabilities, to depth 2."""
-    return [size.tolist() for size in policy.preferred_size(Pool(torch.tensor(values).log(), torch.tensor(depths), 2))]
+    pool = policies.Pool(torch.tensor(values).log(), torch.tensor(depths), 2)
+    return [size.tolist() for size in policy.preferred_size(pool)]
 
 
-def stopped(policy: Policy, given: Layer) -> list[list[bool]]:
+def stopped(policy: policies.Policy, given: policies.Layer) -> list[list[bool]]:
     """Return below which nodes a policy drafts nothing; elsewhere it gives the probabilities to match."""
     chances = policy.chances(given)
     is_over = (chances == -torch.inf).all(-1)
@@ -81,7 +61,7 @@ def test_match_probability_matches_simulated_targets() -> None:
 
 def test_traits_have_the_order_of_their_names() -> None:
     given: Any = layer(2)
-    of = {name: traits_of(given)[..., i] for i, name in enumerate(TRAITS)}
+    of = {name: policies.traits_of(given)[..., i] for i, name in enumerate(policies.TRAITS)}
     assert torch.equal(of["match"], given.match) and torch.equal(of["log_q"], given.log_q)
     assert torch.equal(of["joint"], given.joint[..., None] + given.match)
     assert (of["depth"] == 3).all() and of["rank"][0, 0].tolist() == [0, 1, 2, 3]
@@ -91,12 +71,12 @@ def test_traits_have_the_order_of_their_names() -> None:
 
 def test_eagle2_takes_q_or_the_probability_to_match() -> None:
     given = layer()
-    assert Eagle2("q").chances(given) is given.log_q and Eagle2("match").chances(given) is given.match
-    assert wanted(Eagle2(), [[0.5, 0.2, 0.1, 0.0]], [1, 1, 2, 2]) == [[3], [3]]
+    assert policies.Eagle2("q").chances(given) is given.log_q and policies.Eagle2("match").chances(given) is given.match
+    assert wanted(policies.Eagle2(), [[0.5, 0.2, 0.1, 0.0]], [1, 1, 2, 2]) == [[3], [3]]
 
 
 def test_the_predictable_form_reads_the_parents_distribution_alone() -> None:
-    policy = PredictableEagle2()
+    policy = policies.PredictableEagle2()
     policy.begin(IMAGES, torch.device("cpu"))
     peaked, flat = (policy.chances(layer(log_q=None, match=None, collision=torch.full((2, 3), c))) for c in (1.0, 0.0))
     assert torch.equal(peaked[..., 0], torch.zeros(2, 3)) and (peaked[..., 1:] == -torch.inf).all()
@@ -105,33 +85,34 @@ def test_the_predictable_form_reads_the_parents_distribution_alone() -> None:
 
 def test_ddd_stops_below_beams_of_low_probability_from_its_check_on() -> None:
     reach = torch.tensor([[0.3, 0.2, 0.1], [0.05, 0.04, 0.01]]).log()  # probabilities .6 and .1
-    assert stopped(Ddd(alive=0.2), layer(reach=reach)) == [[False] * 3, [True] * 3]
-    low = torch.full((2, 3), -9.0)
-    assert [stopped(Ddd(alive=0.5, check=2), layer(d, reach=low))[0][0] for d in (0, 1, 2)] == [False, False, True]
+    assert stopped(policies.Ddd(alive=0.2), layer(reach=reach)) == [[False] * 3, [True] * 3]
+    late, low = policies.Ddd(alive=0.5, check=2), torch.full((2, 3), -9.0)
+    assert [stopped(late, layer(d, reach=low))[0][0] for d in (0, 1, 2)] == [False, False, True]
     values = [[0.9, 0.8, 0.0], [0.9, 0.1, 0.05]]  # one more depth only where the last beam continues
-    assert wanted(Ddd(alive=0.3), values, [1, 2, 2])[1] == [3, 2]
+    assert wanted(policies.Ddd(alive=0.3), values, [1, 2, 2])[1] == [3, 2]
 
 
 def test_svip_stops_below_uncertain_nodes_other_than_the_root() -> None:
     entropy = torch.tensor([[0.1, 2.0, 6.0], [5.0, 0.0, 1.0]])  # sqrt(.15 H): .12 .55 .95 | .87 0 .39
-    assert stopped(Svip(threshold=0.6), layer(0, entropy=entropy)) == [[False] * 3] * 2
-    assert stopped(Svip(threshold=0.6), layer(1, entropy=entropy)) == [[False, False, True], [True, False, False]]
+    policy = policies.Svip(threshold=0.6)
+    assert stopped(policy, layer(0, entropy=entropy)) == [[False] * 3] * 2
+    assert stopped(policy, layer(1, entropy=entropy)) == [[False, False, True], [True, False, False]]
 
 
 def test_c2t_reads_its_traits_and_counts_nodes_above_the_threshold() -> None:
-    module, given = C2T(C2TConfig(traits=("joint", "entropy", "depth"))), layer()
+    module, given = policies.C2T(policies.C2TConfig(traits=("joint", "entropy", "depth"))), layer()
     module.init_weights(torch.Generator().manual_seed(0))
-    traits = traits_of(given)
-    assert torch.allclose(C2TPolicy(module).chances(given).exp(), torch.sigmoid(module(traits)))
-    for name in TRAITS:
+    traits = policies.traits_of(given)
+    assert torch.allclose(policies.C2TPolicy(module).chances(given).exp(), torch.sigmoid(module(traits)))
+    for name in policies.TRAITS:
         changed = traits.clone()
-        changed[..., TRAITS.index(name)] += 3.0
+        changed[..., policies.TRAITS.index(name)] += 3.0
         assert torch.equal(module(changed), module(traits)) == (name not in module.config.traits)
-    assert wanted(C2TPolicy(module, threshold=0.1), [[0.5, 0.2, 0.02]], [1, 1, 2]) == [[2], [1]]
+    assert wanted(policies.C2TPolicy(module, threshold=0.1), [[0.5, 0.2, 0.02]], [1, 1, 2]) == [[2], [1]]
 
 
 def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
-    policy = RadarPolicy(Radar(RadarConfig(beam=4, hidden=8)))
+    policy = policies.RadarPolicy(policies.Radar(policies.RadarConfig(beam=4, hidden=8)))
     policy.part.init_weights(torch.Generator().manual_seed(0))
     policy.part.second.weight.data.zero_()
     policy.part.second.bias.data.fill_(-5.0)
@@ -148,7 +129,7 @@ def test_radar_stops_until_the_next_step_and_reads_earlier_depths() -> None:
 
 @pytest.mark.parametrize(("near", "depth", "width"), [(0.1, 1, 12), (0.32, 2, 6), (0.56, 4, 3), (0.8, 10, 2)])
 def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: float, depth: int, width: int) -> None:
-    policy, children = AdtTree(end=0.1, nodes=12), list[int]()
+    policy, children = policies.AdtTree(end=0.1, nodes=12), list[int]()
     for d in range(12):
         given = layer(d, near=torch.full((2, 3), near), width=12, match=torch.zeros(2, 3, 12))
         children.append(int((policy.chances(given) > -torch.inf)[0, 0].sum()))
@@ -156,7 +137,7 @@ def test_adt_trees_are_deep_where_drafts_were_accepted_and_wide_elsewhere(near: 
 
 
 SIDE, TOKENS = 4, 16
-EMPTY = torch.full((1, TOKENS + 1), PRIOR)
+EMPTY = torch.full((1, TOKENS + 1), policies.PRIOR)
 
 
 def chain_step(length: int, counts: int | None = None) -> Step:
@@ -174,7 +155,7 @@ def test_neighbours_are_the_left_upper_and_upper_right_tokens() -> None:
     known = torch.tensor([16])
 
     def of(place: int, known: torch.Tensor = known) -> list[float]:
-        return neighbours(seen, torch.tensor([[place]]), known, SIDE)[0, 0].tolist()
+        return policies.neighbours(seen, torch.tensor([[place]]), known, SIDE)[0, 0].tolist()
 
     assert of(6) == [5, 2, 3]
     assert of(0) == [-1, -1, -1] and of(2) == [1, -1, -1]
@@ -183,9 +164,9 @@ def test_neighbours_are_the_left_upper_and_upper_right_tokens() -> None:
 
 
 def test_a_step_updates_only_tested_tokens() -> None:
-    after = updated_map(EMPTY, chain_step(1), SIDE)  # tokens 3 and 4: accepted, then rejected
+    after = policies.updated_map(EMPTY, chain_step(1), SIDE)  # tokens 3 and 4: accepted, then rejected
     assert after[0, 3] == 0.75 and after[0, 4] < 0.5
-    assert (after[0, [i for i in range(TOKENS + 1) if i not in (3, 4)]] == PRIOR).all()
-    after = updated_map(EMPTY, chain_step(2), SIDE)  # a bonus token behind a leaf is not tested
-    assert after[0, 3] == 0.75 and after[0, 4] > 0.5 and after[0, 5] == PRIOR
-    assert torch.equal(updated_map(EMPTY, chain_step(0, counts=0), SIDE), EMPTY)  # a finished image
+    assert (after[0, [i for i in range(TOKENS + 1) if i not in (3, 4)]] == policies.PRIOR).all()
+    after = policies.updated_map(EMPTY, chain_step(2), SIDE)  # a bonus token behind a leaf is not tested
+    assert after[0, 3] == 0.75 and after[0, 4] > 0.5 and after[0, 5] == policies.PRIOR
+    assert torch.equal(policies.updated_map(EMPTY, chain_step(0, counts=0), SIDE), EMPTY)  # a finished image
