@@ -15,7 +15,7 @@ from lantern.decoding.checked import check_shape
 from lantern.drafters.lookup import RepeatDrafter
 from lantern.generation.generator import build_decoder
 from lantern.methods import METHODS, find
-from lantern.methods.method import Made, Parts, lazy, method
+from lantern.methods.method import Made, lazy, method
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Relaxed, Ruling, UnderTest
 from tests.refusals import refused
@@ -58,23 +58,11 @@ def _wrong() -> Iterator[None]:
     guess, match, keep, claim = lazy(__name__, "Guess", "Match", "Keep", "Claim")
     rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
     relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
+    # drafts that are repeated, a relaxation that changes nothing, and a rule that relaxes nothing, with faults
+    verifiers = {"wrong": match(), "wrong-relaxed": relaxed(keep(), rejection()), "wrong-accepted": rejection(claim())}
     with patch.dict(METHODS), patch.dict(CHANGES):
-
-        @method(name="wrong")
-        def wrong(m: Parts) -> Any:
-            """drafts that are repeated, with faults"""
-            return guess(m.target, length=3, side="left"), match()
-
-        @method(name="wrong-relaxed")
-        def wrong_relaxed(m: Parts) -> Any:
-            """a relaxation that changes nothing, with faults"""
-            return guess(m.target, length=3, side="left"), relaxed(keep(), rejection())
-
-        @method(name="wrong-accepted")
-        def wrong_accepted(m: Parts) -> Any:
-            """an acceptance rule that relaxes nothing, with faults"""
-            return guess(m.target, length=3, side="left"), rejection(claim())
-
+        for name, verifier in verifiers.items():
+            method(name=name)(lambda m, verifier=verifier: (guess(m.target, length=3, side="left"), verifier))
         yield
 
 
@@ -126,8 +114,6 @@ RELAXED: dict[str, Callable[[Relaxed], Relaxed]] = {
     "result that is no Relaxed of [0-9]+ nodes and": new(log_r=lambda log_r: log_r[:0]),
     "total variation that is not that of r and p": new(total_variation=lambda spent: spent + 0.1),
 }
-
-
 RULINGS: dict[str, Callable[[Ruling], Any]] = {
     "no Ruling with a mass": lambda _: None,
     f"no Ruling .* and a row of {VOCAB} for each": new(left=lambda left: left[:, :5]),

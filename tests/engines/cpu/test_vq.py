@@ -1,7 +1,7 @@
 """The packed VQ decoder: convolutions against torch in fp64, and images against those of torch."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -88,6 +88,7 @@ def test_pictures_of_the_embedded_model_are_those_of_torch() -> None:
     check(model.pictures(tokens), to_uint8(model.vq.decode(tokens)))
 
 
+TWO = VQConfig(codebook_size=64, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), ch=32)  # of two resolutions
 FOUR = VQConfig(codebook_size=64, encoder_ch_mult=(1, 1, 2, 2), decoder_ch_mult=(1, 1, 2, 2), z_channels=32, ch=32)
 
 
@@ -110,7 +111,7 @@ def check(made: Tensor, expected: Tensor) -> None:
 
 
 def test_a_packed_tokenizer_follows_its_weights_and_is_kept() -> None:
-    vq = initialised(VQVAE(VQConfig(codebook_size=64, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), ch=32)))
+    vq = initialised(VQVAE(TWO))
     first = packed_vq(vq)
     assert packed_vq(vq) is first and isinstance(first.decoder, PackedDecoder)
     assert not isinstance(vq.decoder, PackedDecoder)
@@ -120,8 +121,7 @@ def test_a_packed_tokenizer_follows_its_weights_and_is_kept() -> None:
 
 
 def test_other_tokenizers_and_engines_decode_through_torch() -> None:
-    sizes: dict[str, Any] = {"codebook_size": 64, "encoder_ch_mult": (1, 1), "decoder_ch_mult": (1, 1), "ch": 32}
-    vq, narrow = VQVAE(VQConfig(**sizes)), VQVAE(VQConfig(**sizes, z_channels=24))
+    vq, narrow = VQVAE(TWO), VQVAE(replace(TWO, z_channels=24))
     assert EAGER.prepare_part(vq) is vq and CpuEngine().prepare_part(narrow) is narrow
     half = vq.bfloat16()
     assert packing.packed_vq(half) is half
