@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu import build as compiling
 from lantern.engines.cpu.build import find_compiler, has_amx
 from lantern.engines.cpu.structures import cpp
 from lantern.engines.cpu.target import Arena, linear
@@ -108,8 +107,8 @@ def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: py
     expected = linear(x, packed, None, 96)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(building, "PACKAGED", tmp_path)
-    monkeypatch.setattr(compiling, "features", lambda: building.V4_BF16.features)
-    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *building.FLAGS[1:]))
+    monkeypatch.setattr(building, "features", lambda: building.V4_BF16.features)
+    monkeypatch.setattr(building, "FLAGS", ("-O1", *building.FLAGS[1:]))
     building.library.cache_clear()
     try:
         assert not building.has_amx()

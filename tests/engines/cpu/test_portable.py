@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from lantern.models.folder import load_model
 from lantern.models.llamagen.text import TextEncoder
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 PROMPTS = ("a red apple", "two green frogs", "a flat rocket", "a cat and a dog")
 # the same with AVX2, AVX-512, its bf16 and AMX
 EMBEDDINGS = "02573cb00a0d9cd63e2b8267815df954afc8295d81bf3fab4704b5af746dbc56"

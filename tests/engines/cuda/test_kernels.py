@@ -147,31 +147,6 @@ def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: i
     assert torch.allclose(out.float(), expected, atol=10 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(guidance=3.0),
-        Sampling(guidance=1.0, temperature=0.7),
-        Sampling(guidance=7.5, top_k=7, guidance_interval=4),
-        Sampling(guidance=2.0, top_k=1),
-        Sampling(guidance=2.0, temperature=0.0, top_k=5),
-    ],
-)
-def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling) -> None:
-    # tied scores, and zeros of both signs, of the first nodes of a pass
-    tokens = 70
-    logits = ((random(2, sampling.rows, 3, tokens) * 4).round() / 2)[:, :, :2]
-    places = torch.tensor([[0, 6], [5, 20]], device=DEVICE)
-    noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
-    scores = sampling.scores(logits, places) + noise.gumbel(places)
-    table = noise.gumbel_table()
-    made = kernels.sample(logits, places, table, sampling, width=1)
-    assert torch.equal(made[..., 0], scores.argmax(-1))
-    if sampling.top_k != 1 and not sampling.is_greedy:
-        made = kernels.sample(logits, places, table, sampling, width=3)
-        assert torch.equal(made, scores.topk(3).indices)
-
-
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
 @pytest.mark.parametrize("rows", [1, 2])
 def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_seen(rows: int) -> None:
@@ -198,26 +173,29 @@ def test_samples_are_written_into_the_grids_and_logits_that_are_not_finite_are_s
         Sampling(guidance=1.0, temperature=0.7),
         Sampling(guidance=7.5, temperature=0.0, guidance_interval=4, top_k=1000),
         Sampling(guidance=3.0, top_p=0.9),
-        Sampling(guidance=3.0, top_k=2),
+        *(Sampling(guidance=3.0, top_k=top_k) for top_k in (1, 2)),
     ],
 )
 @pytest.mark.parametrize("purpose", [None, Purpose.TARGET, Purpose.DRAFT], ids=["point", "gumbel", "sampled"])
-def test_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling: Sampling) -> None:
+def test_samples_children_and_log_q_are_those_of_torch(purpose: Purpose | None, sampling: Sampling) -> None:
+    """Of the first nodes of a pass, with tied scores and zeros of both signs."""
     ranks, tokens, nodes, width = ranking(sampling), 1200, 2, 6
     noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=tokens, device=DEVICE, is_silent=sampling.is_greedy)
     target = KernelTarget.__new__(KernelTarget)
     ranker = target.ranker(ranks, noise)
     for seed, is_guided in ((0, False), (1, True)):
-        logits = 3 * random(2, sampling.rows, nodes, tokens, seed=seed)
+        logits = ((random(2, sampling.rows, nodes + 1, tokens, seed=seed) * 6).round() / 2)[:, :, :nodes]
         first = torch.tensor([[4], [20]], device=DEVICE)
         places = first.expand(-1, nodes) if seed else first - torch.arange(nodes, device=DEVICE)
         given = sampling.guide(logits, places)[:, None] if is_guided else logits
         log_q = ranks.filtered(given[:, 0]) if is_guided else ranks.log_probs(given, places)
         scores = log_q if purpose is None else log_q + noise.gumbel(places, purpose)
+        sampled = kernels.sample(given, places, noise.gumbel_table(purpose), ranks, width=1) if purpose else None
+        assert sampled is None or torch.equal(sampled[..., 0], scores.argmax(-1))
         best, found, chances = ranker(given, places, width=width, purpose=purpose, spread=1.25)
-        ordered = scores.topk(width)
-        is_kept = ordered.values > -torch.inf
-        assert torch.equal(best[is_kept], ordered.indices[is_kept])
+        ordered, numbers = (part[..., :width] for part in scores.sort(dim=-1, descending=True, stable=True))
+        is_kept = ordered > -torch.inf
+        assert torch.equal(best[is_kept], numbers[is_kept])
         assert torch.equal(chances > -torch.inf, is_kept)
         matched = match_chances(scores, 1.25).gather(-1, best)
         assert torch.allclose(chances[is_kept], matched[is_kept], atol=1e-5, rtol=0.0)

@@ -225,31 +225,25 @@ def test_vvs_is_q_above_the_depth_and_p_below_it() -> None:
     assert (made.accepted[:, 2] < made.reached[:, 2]).all() and (made.total_variation > 0).all()
 
 
-NEEDS: dict[Any, tuple[Any, ...]] = {**dict.fromkeys((Bounded, Lantern, LanternPP), (LINE,)), Grouped: (VECTORS,)}
+# what a rule needs, and settings that are refused
+NEEDS: dict[Any, Any] = {rule: {"table": LINE, "k": 2} for rule in (Bounded, Lantern, LanternPP)}
+NEEDS[Grouped] = {"codebook": VECTORS}
+WRONG: dict[Any, dict[str, Any]] = {
+    Bounded: {"delta": math.nan, "cap": 0.5, "rounds": 0, "width": 2.0},
+    **{Mixture: {"delta": 2, "cap": 0.5}, Cool: {"omega": -1, "nu": math.inf}, Grouped: {"group": 3, "p_radius": -1}},
+    **{Lantern: {"delta": 1.5}, LanternPP: {"lambda_": 0.5, "residual": "compat"}},
+    **{Tolerance: {"samples": True}, Typical: {"alpha": -1}},
+}
 
 
 @pytest.mark.parametrize(
-    ("rule", "settings", "message"),
-    [
-        (Bounded, {"k": 5}, "k is 5, wanted from 0 to 4"),
-        (Bounded, {"k": 2, "delta": math.nan}, "delta is nan"),
-        (Bounded, {"k": 2, "cap": 0.5}, "cap is 0.5"),
-        (Bounded, {"k": 2, "rounds": 0}, "rounds is 0"),
-        (Bounded, {"k": 2, "width": 2.0}, "width is 2.0"),
-        (Mixture, {"delta": 2}, "delta is 2"),
-        (Mixture, {"cap": 0.5}, "cap is 0.5"),
-        (Cool, {"omega": -1}, "omega is -1"),
-        (Cool, {"nu": math.inf}, "nu is inf"),
-        (Grouped, {"group": 3}, "group is 3"),
-        (Grouped, {"p_radius": -1}, "p_radius is -1"),
-        (Lantern, {"k": 4, "residual": "released"}, "wanted from 0 to 3"),
-        (Lantern, {"k": 2, "delta": 1.5}, "delta is 1.5"),
-        (LanternPP, {"k": 2, "lambda_": 0.5}, "lambda_ is 0.5"),
-        (LanternPP, {"k": 2, "residual": "compat"}, 'residual is "compat"'),
-        (Tolerance, {"samples": True}, "samples is True"),
-        (Typical, {"alpha": -1}, "alpha is -1"),
-        (Vvs, {"skip": 33}, "skip is 33, wanted a whole number from 0 to 32"),
-    ],
+    ("rule", "name", "value"), [(rule, *wrong) for rule, settings in WRONG.items() for wrong in settings.items()]
 )
-def test_settings_out_of_range_raise(rule: Any, settings: dict[str, Any], message: str) -> None:
-    refused(rule, *NEEDS.get(rule, ()), **settings, match=message)
+def test_settings_out_of_range_raise(rule: Any, name: str, value: Any) -> None:
+    refused(rule, **NEEDS.get(rule, {}) | {name: value}, match=f'{name} is "?{value}"?, wanted')
+
+
+def test_sizes_out_of_range_are_refused_with_their_bounds() -> None:
+    refused(Bounded, LINE, k=5, match="k is 5, wanted from 0 to 4")
+    refused(Lantern, LINE, k=4, residual="released", match="wanted from 0 to 3")
+    refused(Vvs, skip=33, match="skip is 33, wanted a whole number from 0 to 32")
