@@ -72,7 +72,7 @@ decoding/cache.py: proof/test_trees.py
 - self._tokens < lengths[:, None]
 + self._tokens <= lengths[:, None]
 
-decoding/cache.py: drafters/test_small_of_family.py
+decoding/cache.py: drafters/test_small_models.py
 - self._ends.scatter_(1, slots, is_end |
 + self._ends[:, self.first_stage_slot :] = False; self._ends.scatter_(1, slots, is_end |
 - is_end = (places - self.prefix + 1) % self.columns == 0

@@ -25,20 +25,8 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.fused_eagle import FusedEagle, fault_of, fused_eagle, tried
 from lantern.engines.cuda.llama import LlamaTarget
 from lantern.engines.cuda.target import KernelTarget
-from tests.engines.cuda.kinds import (
-    DEVICE,
-    KEYS,
-    KINDS,
-    SMALL,
-    TOKENS,
-    decoder_of,
-    generated,
-    joined,
-    llama_in,
-    scored,
-    target_in,
-    target_of,
-)
+from tests.engines.cuda import kinds
+from tests.engines.cuda.kinds import DEVICE, KINDS, decoder_of, generated, llama_in, target_in, target_of
 from tests.engines.cuda.test_kernels import random
 
 pytestmark = pytest.mark.usefixtures("short_blocks")
@@ -78,7 +66,7 @@ def test_a_pass_gives_what_torch_gives(
         torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
 
 
-plainly = cache(scored)
+plainly = cache(kinds.scored)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +75,14 @@ plainly = cache(scored)
         ("cublas", "sjd-pac", (FP32, 1.0, "full")),
         *(("fused", "gumbel-jacobi", (BF16, 1.0, kv_cache)) for kv_cache in ("full", "fp8")),
         ("llama", "gumbel-jacobi", (BF16, 1.0, "full")),
-        *(pytest.param("cublas", name, (BF16, 1.0, "full"), marks=SLOW) for name in SMALL),
+        *(pytest.param("cublas", name, (BF16, 1.0, "full"), marks=SLOW) for name in kinds.SMALL),
         *(pytest.param("fused", "gumbel-jacobi", (dtype, 3.0, "full"), marks=SLOW) for dtype in (BF16, FP32)),
         *(pytest.param("llama", "sjd-pac", (BF16, 1.0, kv_cache), marks=SLOW) for kv_cache in ("full", "fp8")),
     ],
 )
 def test_logits_have_the_bits_of_plain_decoding(kind: str, name: str, of: tuple[torch.dtype, float, KvCache]) -> None:
-    (expected, logits), (made, others) = plainly(kind, "plain", *of), scored(kind, name, *of)
-    assert torch.equal(made, expected) and len(logits) == len(others) == TOKENS - 1
+    (expected, logits), (made, others) = plainly(kind, "plain", *of), kinds.scored(kind, name, *of)
+    assert torch.equal(made, expected) and len(logits) == len(others) == kinds.TOKENS - 1
     assert [token for token, both in enumerate(zip(logits, others, strict=True)) if not torch.equal(*both)] == []
 
 
@@ -235,7 +223,7 @@ def drafted(made: Eagle, run: Callable[..., Tensor]) -> Tensor:
     config, stage = made.config, 5
     rows, prefix = 1 if config.form == "guided" else 2, config.cls_token_num
     sizes = {"layers": len(made.layers), "images": 2, "rows": rows, "heads": 2, "head_dim": 16, "prefix": prefix}
-    cache = StaticCache(**sizes, tokens=TOKENS, stage=stage, dtype=FP32, device=DEVICE)
+    cache = StaticCache(**sizes, tokens=kinds.TOKENS, stage=stage, dtype=FP32, device=DEVICE)
     cache.buffer.copy_(random(*cache.buffer.shape, seed=1))
     sees = (torch.arange(prefix) >= torch.tensor([1, 2])[:, None]).to(DEVICE)
     cache.first.copy_(sees.sum(1).repeat_interleave(rows)[:, None])
@@ -328,6 +316,6 @@ def test_images_that_share_a_wave_have_their_own_tokens(kind: str) -> None:
     target, condition = target_of(kind, torch.float32), KINDS[kind].condition
     samplings = [Sampling(guidance=3.0, top_k=9), Sampling(guidance=2.0, temperature=0.8, top_k=12)]
     decoders = [decoder_of(kind, "gumbel-jacobi", target, one) for one in samplings * 2]
-    found = joined(decoders[:2], condition, KEYS)
+    found = kinds.joined(decoders[:2], condition, kinds.KEYS)
     for i, tokens in enumerate(found):
-        assert torch.equal(tokens, decoders[2 + i].generate(condition.select([i]), keys=KEYS[i : i + 1]).tokens)
+        assert torch.equal(tokens, decoders[2 + i].generate(condition.select([i]), keys=kinds.KEYS[i : i + 1]).tokens)
