@@ -74,12 +74,6 @@ def tiny_prompt(features: torch.Tensor, condition: Condition) -> Prompt:
     return Prompt(none, none, first, none, features, is_used, condition=condition)
 
 
-def select(condition: Condition, images: list[int]) -> Condition:
-    if condition.labels is not None:
-        return Condition(labels=condition.labels[images])
-    return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
-
-
 def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
     module = Eagle(EagleConfig.for_target(target.config, **changes)).eval()
     generator = torch.Generator().manual_seed(seed)

@@ -19,7 +19,6 @@ from lantern.methods.method import Made, lazy, method
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.rule import Acceptance, Relaxation, Relaxed, Ruling, UnderTest
 from tests.refusals import refused
-from tests.tiny import select
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_condition, tiny_decoder
 
 CHANGES: dict[str, Callable[..., Any]] = {}  # of what a part of "wrong" returns
@@ -137,7 +136,7 @@ def test_no_method_of_the_catalogue_is_refused(name: str, top_k: int, monkeypatc
     """With parts of other packages the others are the catalogue's: dynamic trees, too few tokens for all children."""
     monkeypatch.setattr(Made, "has_foreign", True)
     decoder = tiny_decoder(find(name), TARGET, Sampling(guidance=3, top_k=top_k))
-    assert decoder.generate(select(CONDITION, [0, 1]), keys=KEYS[:2]).tokens.shape == (2, TARGET.config.block_size)
+    assert decoder.generate(CONDITION.select([0, 1]), keys=KEYS[:2]).tokens.shape == (2, TARGET.config.block_size)
 
 
 def test_a_pruned_tree_keeps_its_ranks() -> None:

@@ -19,7 +19,7 @@ from lantern.drafters.windows import TRIAL
 from lantern.engines.engine import engine
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select, tiny_eagle, wide_target
+from tests.tiny import tiny_eagle, wide_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -44,7 +44,7 @@ def decoder(
 
 
 def begun(made: Decoder, i: int) -> State:
-    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]], is_joined=True)
+    return made.begin(CONDITION.select([i % 3]), keys=[KEYS[i]], is_joined=True)
 
 
 def joined(made: Decoder) -> Joint:
@@ -52,7 +52,7 @@ def joined(made: Decoder) -> Joint:
 
 
 def alone(made: Decoder, i: int) -> Generation:
-    return made.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+    return made.generate(CONDITION.select([i % 3]), keys=[KEYS[i]])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_generation_that_keeps_tokens_joins_one_without(name: str) -> None:
     built, forced = decoder(name), torch.full((1, 16), -1)
     joint = joined(built)
     forced[:, :11] = torch.arange(11)
-    condition = select(CONDITION, [1])
+    condition = CONDITION.select([1])
     free = begun(built, 0)
     joint.take([free])
     again = decoder(name)

@@ -7,7 +7,7 @@ from lantern.core.sampling import Noise, Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding import plain
 from tests.refusals import refused
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, plain_tokens, tiny_decoder
 
 
@@ -67,7 +67,7 @@ def test_a_drafter_reads_kept_tokens_as_it_reads_committed_ones(name: str, form:
     """The tree below kept tokens is the one of a generation in which these tokens were sampled."""
     steps, built = list[Step](), tiny_decoder(name, form=form)
     how: dict[str, Any] = {"keys": KEYS[:1], "callback": steps.append}
-    condition = select(CONDITION, [0])
+    condition = CONDITION.select([0])
     tokens = built.generate(condition, **how).tokens
     trees = {int(step.start): step.tree for step in steps[1:] if 2 <= step.start < 15}
     assert len(trees) > 2

@@ -13,7 +13,7 @@ from lantern.core.types import Condition, Prompt
 from lantern.core.weights import PreparedTarget, read_in_passes, weights_of
 from lantern.decoding.cache import CacheKind, PromptCache, StaticCache, prefill
 from lantern.models.llamagen.transformer import Transformer, word_scores
-from tests.tiny import one_thread, select, tiny_condition, tiny_target, uncached
+from tests.tiny import one_thread, tiny_condition, tiny_target, uncached
 
 TOLERANCE = 2e-5
 TARGET = tiny_target()
@@ -72,11 +72,11 @@ def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, prompts = tiny_target(), PromptCache()
     read = watched(target, monkeypatch)
     first = prompts.read(target, CONDITION, 2)
-    again = prompts.read(target, select(CONDITION, [2, 0]), 2)
+    again = prompts.read(target, CONDITION.select([2, 0]), 2)
     assert [rows for rows, _ in read] == [8] and torch.equal(again.entries, first.entries[[2, 0]])
     assert torch.equal(again.features, first.features[[2, 0]])
     torch.testing.assert_close(again.scores[:, 0, 0].exp(), torch.tensor([6.0, 4.0], dtype=torch.double))
-    prompts.read(target, select(CONDITION, [1]), 1)
+    prompts.read(target, CONDITION.select([1]), 1)
     prompts.read(target, tiny_condition((4,), seed=5), 2)
     assert [rows for rows, _ in read] == [8, 1, 2]
     few = PromptCache(limit=3)
@@ -94,7 +94,7 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
     assert read == [entry for words in CONDITION.mask.sum(1) for entry in ((2, int(words)), 1)]
     for image in range(4):
-        alone, own = prefill(target, select(CONDITION, [image]), 2, stage=1, kind=CacheKind(is_wide=True))
+        alone, own = prefill(target, CONDITION.select([image]), 2, stage=1, kind=CacheKind(is_wide=True))
         assert torch.equal(alone.logits[0], together.logits[image])
         assert torch.equal(own.buffer, cache.buffer.unflatten(1, (4, 2))[:, image])
 
@@ -127,7 +127,7 @@ def test_prompts_of_a_target_with_hooks_and_of_other_weights_meanwhile_are_not_k
 def test_prompts_that_another_thread_drops_meanwhile_are_there() -> None:
     target, prompts = tiny_target(), PromptCache(limit=2)
     expected = target.read(CONDITION, 1).entries
-    prompts.read(target, select(CONDITION, [0]), 1)
+    prompts.read(target, CONDITION.select([0]), 1)
     meanwhile(target, lambda: prompts.read(target, tiny_condition((3, 5), seed=1), 1))
     torch.testing.assert_close(prompts.read(target, CONDITION, 1).entries, expected)
     assert len(prompts) == 2
@@ -150,8 +150,8 @@ def test_a_cache_that_another_thread_replaces_while_weights_are_compared_is_not_
     monkeypatch.setattr("lantern.decoding.cache.weights_of", lambda module: Weights(weights_of(module)))
     prompts.read(target, CONDITION, 1)
     waiting.append(CONDITION)
-    found = prompts.read(target, select(CONDITION, [0]), 1).entries
-    torch.testing.assert_close(found, target.read(select(CONDITION, [0]), 1).entries)
+    found = prompts.read(target, CONDITION.select([0]), 1).entries
+    torch.testing.assert_close(found, target.read(CONDITION.select([0]), 1).entries)
 
 
 @one_thread()
@@ -161,7 +161,7 @@ def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(mon
     expected, sizes = target.read(CONDITION, 2), watched(target, monkeypatch)
     read = partial(target.read, rows=2, is_padded=True)
     together = read_in_passes(read, CONDITION, 3)
-    alone = [read_in_passes(read, select(CONDITION, [image]), 3)[0] for image in range(4)]
+    alone = [read_in_passes(read, CONDITION.select([image]), 3)[0] for image in range(4)]
     assert sizes == [(6, 6)] * 6  # three prompts of two rows and six slots: two passes for four prompts, one for each
     for image in range(4):
         assert (together[image].entries - expected.entries[image]).abs().max() <= TOLERANCE

@@ -10,7 +10,7 @@ from lantern.core.types import Condition, Drafter, Generation, Scores, Step
 from lantern.drafters.base import Examples, fused_layers
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import select, tiny_prompt, uncached
+from tests.tiny import tiny_prompt, uncached
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
 
 
@@ -34,7 +34,7 @@ def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise)
 def stepped(decoder: Decoder, images: list[int] | None = None, **how: Any) -> tuple[Generation, list[Any]]:
     images, steps = [0, 1, 2] if images is None else images, list[Step]()
     keys = [KEYS[i] for i in images]
-    made = decoder.generate(select(CONDITION, images), keys=keys, callback=steps.append, **how)
+    made = decoder.generate(CONDITION.select(images), keys=keys, callback=steps.append, **how)
     return made, [step for step in steps if step.tree is not None]
 
 

@@ -18,7 +18,7 @@ from lantern.drafters.eagle.vispec import ViSpecDrafter
 from lantern.drafters.trees import named
 from lantern.training.drafter import kinds
 from tests.drafters.sampled_trees import drafted, ways, whole_pictures
-from tests.tiny import loose_target, select, tiny_target
+from tests.tiny import loose_target, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
 
@@ -58,7 +58,7 @@ def test_drafts_match_training(kind: str, drafter: Any, changes: dict[str, Any])
     tokens, drafts = drafted(made, DEEP, CONDITION, sampling)
     paths = [(known, drawn, node, way) for known, drawn, _ in drafts[::4] for node, way in ways(drawn).items()]
     images = torch.cat([along(tokens, known, drawn, way) for known, drawn, _, way in paths])
-    examples = whole_pictures(DEEP, select(CONDITION, [0, 1, 2] * len(paths)), images)
+    examples = whole_pictures(DEEP, CONDITION.select([0, 1, 2] * len(paths)), images)
     predictions = module.training_predictions(examples, 1 + max(len(way) for *_, way in paths))
     compared = 0
     for i, (known, drawn, node, way) in enumerate(paths):
@@ -115,7 +115,7 @@ def test_each_step_runs_one_drafter_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         heads.ParallelSpec, "guess", lambda self, *of, **how: calls.append(1) or guess(self, *of, **how)
     )
-    made = tiny_decoder("parallelspec").generate(select(CONDITION, [0]), keys=KEYS[:1])
+    made = tiny_decoder("parallelspec").generate(CONDITION.select([0]), keys=KEYS[:1])
     assert len(calls) == int(made.steps) - 1
 
 

@@ -22,7 +22,7 @@ from lantern.models.transformers.components import Components
 from lantern.training.drafter import new_module
 from tests import tiny_transformers as tiny
 from tests.drafters.sampled_trees import begin_after, drafted
-from tests.tiny import needs_torchao, select, tiny_eagle, tiny_target, uncached
+from tests.tiny import needs_torchao, tiny_eagle, tiny_target, uncached
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_tokens, tiny_decoder
 
 SMALL = tiny_target(seed=5, n_layer=1)
@@ -59,7 +59,7 @@ def test_recorded_log_q_is_the_small_models() -> None:
     for image in range(3):
         for node, path in ((0, []), (1, [1]), (2, [2])):
             output = torch.cat([tokens[image, : known[image]], tree.tokens[image, path]])[None]
-            logits = uncached(SMALL, select(CONDITION, [image]), output)[:, :, -1:]
+            logits = uncached(SMALL, CONDITION.select([image]), output)[:, :, -1:]
             expected = sampling.log_probs(logits, torch.tensor([[output.shape[1]]]))[0, 0]
             torch.testing.assert_close(tree.log_q[image, node], expected, atol=1e-4, rtol=1e-4)
 

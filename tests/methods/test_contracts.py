@@ -19,7 +19,7 @@ from lantern.engines.engine import EAGER, engine
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof.pictures import DISTRIBUTION, PICTURES, SMALL, distance, p_value, pictures
-from tests.tiny import select, tiny_target, wide_target
+from tests.tiny import tiny_target, wide_target
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, TARGET, shrunk, tiny_decoder
 
 
@@ -104,7 +104,7 @@ def decode(name: str, case: Case, callback: Callback | None = None) -> Generatio
     keys = [KEYS[i] for i in case.images]
     decodes_rest = patch.object(ForcedTokens, "end", 16) if case.forced == "all" else nullcontext()
     with patch("lantern.decoding.cache.READ_TOKENS", 4), decodes_rest:
-        condition, how = select(CONDITION, list(case.images)), {"keys": keys, "forced": forced, "callback": callback}
+        condition, how = CONDITION.select(case.images), {"keys": keys, "forced": forced, "callback": callback}
         return decoder.generate(condition, **how)
 
 

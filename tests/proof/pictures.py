@@ -13,7 +13,7 @@ from lantern.core.types import Condition, Generation
 from lantern.generation.generator import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.proof import draws
-from tests.tiny import select, tiny_condition, tiny_target, uncached
+from tests.tiny import tiny_condition, tiny_target, uncached
 
 PICTURES = 5000  # find each fault that moves 9 % of the probability with a chance of 99 %
 SMALL = tiny_target(block_size=4, vocab_size=5)
@@ -31,7 +31,7 @@ def teacher_forced(target: Transformer, condition: Condition, tokens: Tensor, sa
 def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
     """Return the probabilities of all 625 images, where the tokens are sampled that are not forced (-1)."""
     tokens = torch.tensor(list(itertools.product(range(5), repeat=4)))
-    distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(tokens)), tokens, DISTRIBUTION)
+    distributions = teacher_forced(SMALL, tiny_condition((3,)).select([0] * len(tokens)), tokens, DISTRIBUTION)
     is_free = torch.tensor(forced) < 0
     is_possible = (is_free | (tokens == torch.tensor(forced))).all(1)
     sampled = distributions.gather(-1, tokens[..., None])[..., 0].masked_fill(~is_free, 0.0)
@@ -41,7 +41,7 @@ def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
 def pictures(decoder: Decoder, count: int, seed: int = 0, **how: Any) -> Generation:
     """Make images of one caption, each with its own noise."""
     keys = [(seed, i) for i in range(count)]
-    return decoder.generate(select(tiny_condition((3,)), [0] * count), keys=keys, **how)
+    return decoder.generate(tiny_condition((3,)).select([0] * count), keys=keys, **how)
 
 
 def p_value(tokens: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:

@@ -13,7 +13,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
 from lantern.decoding.loop import State, begin
 from lantern.verifiers.gumbel import GumbelVerifier
-from tests.tiny import select, uncached
+from tests.tiny import uncached
 from tests.tiny_decoder import CONDITION, TARGET, GivenTrees
 
 COUNT, SLOTS, TOKENS = 16, 6, 24
@@ -40,7 +40,7 @@ def state_with(tokens: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: S
     """Return a generation in which `known` tokens of each image are decided. All tokens were fed as one path."""
     images = len(tokens)
     state = State(TARGET, sampling, GivenTrees(COUNT), GumbelVerifier())
-    begin(state, select(CONDITION, list(range(images))), keys=[(0, i) for i in range(images)])
+    begin(state, CONDITION.select(range(images)), keys=[(0, i) for i in range(images)])
     score(state, DraftTree(tokens, TreeShape.chain(COUNT - 1, tokens.device), "point"))
     state.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
     state.known.copy_(known)
@@ -55,7 +55,7 @@ def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
 
 def oracle(image: int, tokens: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
     """Return the logits after each token of an image, for both guidance rows."""
-    return uncached(TARGET, select(CONDITION, [image]), tokens[None], rows=sampling.rows)[0, :, SLOTS:]
+    return uncached(TARGET, CONDITION.select([image]), tokens[None], rows=sampling.rows)[0, :, SLOTS:]
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:

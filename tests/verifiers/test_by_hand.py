@@ -17,7 +17,6 @@ from lantern.verifiers.relaxations.acceptance import Grouped
 from lantern.verifiers.relaxations.rule import UnderTest
 from tests.proof.worlds import GivenRows
 from tests.refusals import refused
-from tests.tiny import select
 from tests.tiny_decoder import BLIND, CONDITION, KEYS, tiny_decoder
 
 
@@ -44,11 +43,11 @@ def test_as_many_rows_are_read_as_tokens_are_sampled(name: str, monkeypatch: pyt
     sampling = Sampling(guidance=2.0, temperature=0.9, top_k=20, top_p=0.98)
     steps = list[Step]()
     how: dict[str, Any] = {"keys": KEYS[:1], "callback": steps.append}
-    tiny_decoder(name, sampling=sampling).generate(select(CONDITION, [0]), **how)
+    tiny_decoder(name, sampling=sampling).generate(CONDITION.select([0]), **how)
     lengths = [int(step.verdict.length) for step in steps if step.verdict is not None]
     assert read == [1] * (1 + sum(lengths) + len(lengths)) and max(lengths) > 0
     read.clear()
-    tiny_decoder(name, sampling=sampling, engine=BLIND).generate(select(CONDITION, [0]), **how)
+    tiny_decoder(name, sampling=sampling, engine=BLIND).generate(CONDITION.select([0]), **how)
     assert read == []
 
 

@@ -19,7 +19,7 @@ from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
 from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
 from tests.engines.cuda.kinds import llama_in
-from tests.tiny import select, wide_target
+from tests.tiny import wide_target
 from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
 
 TARGET = wide_target()
@@ -38,11 +38,11 @@ def decoder(name: str, sampling: Sampling = SAMPLING, engine: Any = ENGINE) -> D
 
 
 def begun(made: Decoder, i: int, **how: Any) -> State:
-    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]], is_joined=True, **how)
+    return made.begin(CONDITION.select([i % 3]), keys=[KEYS[i]], is_joined=True, **how)
 
 
 def alone(name: str, i: int, sampling: Sampling = SAMPLING) -> Generation:
-    return decoder(name, sampling, EAGER).generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+    return decoder(name, sampling, EAGER).generate(CONDITION.select([i % 3]), keys=[KEYS[i]])
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in FEW)) for one in NAMES])
@@ -87,7 +87,7 @@ def test_a_wave_is_of_one_method_and_sampling_and_of_no_given_tokens() -> None:
     decoders, two = [decoder("plain") for _ in range(4)], {"keys": KEYS[:2], "is_joined": True}
     for one in decoders[2:]:
         one.generate(CONDITION, keys=KEYS[:3])
-    states = [one.begin(select(CONDITION, [0, 1]), **two) for one in decoders[:2]]
+    states = [one.begin(CONDITION.select([0, 1]), **two) for one in decoders[:2]]
     states += [begun(one, 0) for one in (*decoders[2:], decoder("zipar"), decoder("zipar"))]
     assert len(set(map(ENGINE.group, states))) == 6
 
