@@ -100,7 +100,7 @@ def decoder_of(
 
 
 def generated(kind: str, decoder: Decoder, images: int = 1, **how: Any) -> Generation:
-    condition = KINDS[kind].condition.select(list(range(images)))
+    condition = KINDS[kind].condition.select(range(images))
     return decoder.generate(condition, keys=KEYS[:images], **how)
 
 

@@ -1,5 +1,6 @@
 """The engine `graph` on a GPU: tokens in bf16, graphs that are kept, and no wait of the host within a step."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from tests.engines.cuda import kinds
 
 pytestmark = pytest.mark.gpu
 TOKENS = 144  # more than two blocks of positions
@@ -32,29 +36,25 @@ def decoder_of(name: str, target: Any, guidance: float = 3.0, engine: Engine | N
     return build_decoder(METHODS[name], target, engine=engine or GraphEngine(), **how)
 
 
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "sjd-pac"])
-def test_bf16_tokens_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
-    check(name, target_in(), CONDITION, images, guidance)
-
-
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
-def test_bf16_tokens_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
-    from tests.engines.cuda.kinds import llama_in
-
-    tokens = torch.randint(5, 32, (2, 2, 30))
-    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
-    check(name, llama_in(torch.bfloat16, n_layer=4, side=11), condition, images=2)
-
-
-def check(name: str, target: Any, condition: Condition, images: int, guidance: float = 3.0) -> None:
+@pytest.mark.parametrize(
+    ("is_own", "name", "guidance", "images"),
+    [
+        *product([True], ("gumbel-jacobi", "eagle1", "sjd-pac"), (1.0, 3.0, 7.5), (1, 3)),
+        *product([False], ("gumbel-jacobi", "sjd-pac"), [3.0], [2]),
+    ],
+)
+def test_bf16_tokens_are_those_of_plain_decoding(is_own: bool, name: str, guidance: float, images: int) -> None:
+    """Of LlamaGen's layers, and of Llama's."""
+    target, condition = target_in(), CONDITION
+    if not is_own:
+        tokens = torch.randint(5, 32, (2, 2, 30))
+        condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
+        target = kinds.llama_in(torch.bfloat16, n_layer=4, side=11)
     plain, decoder = (decoder_of(each, target, guidance) for each in ("plain", name))
     assert decoder.promise(images) == "tokens"
     for seed in range(8):
-        how: dict[str, Any] = {"keys": [(seed, image) for image in range(images)]}
-        made = [one.generate(condition.select(list(range(images))), **how).tokens for one in (plain, decoder)]
-        assert torch.equal(*made)
+        keys, some = [(seed, image) for image in range(images)], condition.select(range(images))
+        assert torch.equal(*(one.generate(some, keys=keys).tokens for one in (plain, decoder)))
 
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
@@ -73,11 +73,9 @@ def test_a_graph_gives_the_tokens_of_its_rounds(name: str, weights: Weights, mon
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
 def test_images_that_share_a_wave_have_their_own_tokens_in_fp32(name: str) -> None:
-    from tests.engines.cuda.kinds import joined
-
     target = target_in(torch.float32)
     scales = [2.5 + i for i in range(len(KEYS))]
-    made = joined([decoder_of(name, target, scale) for scale in scales], CONDITION, KEYS)
+    made = kinds.joined([decoder_of(name, target, scale) for scale in scales], CONDITION, KEYS)
     for i, tokens in enumerate(made):
         alone = decoder_of(name, target, scales[i], engine=EAGER).generate(CONDITION.select([i]), keys=KEYS[i : i + 1])
         assert torch.equal(tokens, alone.tokens)

@@ -52,7 +52,7 @@ def test_another_batch_and_changed_weights_are_captured_anew_and_tokens_given_ar
         if captured == 4:
             torch.nn.init.normal_(target.output.weight)
         how: dict[str, Any] = {"keys": KEYS[:images], "forced": forced}
-        some = CONDITION.select(list(range(images)))
+        some = CONDITION.select(range(images))
         assert torch.equal(graphed.generate(some, **how).tokens, eager.generate(some, **how).tokens)
         assert Rehearsed.captured == captured
 
