@@ -12,7 +12,8 @@ from tests.proof.test_trees import shape_of
 class Passes:
     """A cache in which `known` tokens are committed, and passes over nodes that follow them.
 
-    Images are alike. There is a row of each for each of the `lengths` of its prompts; LlamaGen's prompts are one slot.
+    Images are alike. There is a row of each for each of the `lengths` of its prompts, behind `padding`; LlamaGen's
+    prompts are one slot.
     Inputs of the last row are `last` times those of the first.
     """
 
@@ -25,16 +26,17 @@ class Passes:
         *,
         stage: int = 24,
         last: float = 1.0,
+        padding: int = 0,
         device: str = "cpu",
         is_fp8: bool = False,
     ) -> None:
-        config, prefix, rows = target.config, max(lengths), len(lengths)
+        config, prefix, rows = target.config, padding + max(lengths), len(lengths)
         self.target, self.known, self.images, self.rows, self.last = target, known, images, rows, last
         sizes: dict[str, Any] = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim}
         sizes |= {"images": images, "rows": rows, "prefix": prefix, "tokens": config.block_size, "stage": stage}
         self.cache = cache = StaticCache(**sizes, dtype=torch.float32, device=device, is_fp8=is_fp8)
         held = torch.randn(
-            *(2 * config.n_layer, rows, config.n_head, prefix + known, config.head_dim),
+            *(2 * config.n_layer, rows, config.n_head, max(lengths) + known, config.head_dim),
             generator=torch.Generator().manual_seed(3),
         )
         shown = torch.arange(prefix) >= prefix - torch.tensor(lengths)[:, None]
@@ -44,7 +46,7 @@ class Passes:
         else:
             cache.first.copy_(torch.tensor(lengths).repeat(images)[:, None])
         cache.buffer.copy_(cache.stored(torch.full(cache.buffer.shape, 0.7)))  # where nothing is seen
-        cache.buffer[:, :, :, : prefix + known] = cache.stored(held).to(device).repeat(1, images, 1, 1, 1)
+        cache.buffer[:, :, :, padding : prefix + known] = cache.stored(held).to(device).repeat(1, images, 1, 1, 1)
 
     @torch.no_grad()
     def score(self, tokens: list[int], parents: tuple[int, ...], known: int | None = None) -> Any:

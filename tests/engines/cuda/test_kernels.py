@@ -15,7 +15,6 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import LogitRows
 from lantern.drafters.base import ranking
 from lantern.drafters.policies import match_chances
-from lantern.drafters.trees import StaticTree
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import triton
@@ -32,85 +31,6 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)))
-CONDITIONING, TOKENS, HEADS, WIDTH = 3, 49, 2, 12
-
-
-class Scene:
-    """Images with committed tokens and a tree staged behind them; their prompts are two slots, as LlamaGen's.
-
-    With `lengths` the prompts of lines have so many tokens, at the end of `prefix` slots, and heads are in pairs.
-    """
-
-    def __init__(
-        self, committed: list[int], dtype: torch.dtype, guided: int = 2, lengths: Any = None, prefix: int = 2
-    ) -> None:
-        known, shape = torch.tensor(committed, device=DEVICE), TREE.shape(DEVICE)
-        self.group, self.nodes = 1 if lengths is None else 2, shape.num_nodes
-        sizes: dict[str, Any] = {"layers": 1, "images": len(committed), "rows": guided, "heads": HEADS}
-        sizes |= {"head_dim": WIDTH, "prefix": prefix, "tokens": TOKENS, "stage": self.nodes}
-        self.cache = StaticCache(**sizes, dtype=dtype, device=DEVICE)
-        self.cache.buffer.copy_(random(*self.cache.buffer.shape, dtype=dtype, seed=3))
-        if lengths is None:
-            self.lengths, shown = None, torch.tensor([[1.25, -0.5]], device=DEVICE)
-            self.cache.buffer[0, :, :, :2] = 0.0
-            self.cache.buffer[1, :, :, 1] = self.cache.buffer[1, :, :, 0]
-        else:
-            self.lengths = torch.tensor(lengths, device=DEVICE)[:, None]
-            shown = (torch.arange(prefix, device=DEVICE) >= prefix - self.lengths).view(-1, guided, prefix)
-        self.mask = self.cache.tree_mask(shown, self.nodes).update(known, shape.ancestors)
-        places = (known[:, None] + shape.depths).clamp(max=TOKENS - 1)
-        self.positions = (places + CONDITIONING).repeat_interleave(guided, 0)
-
-    def attention(self, qkv: Tensor, rows: int) -> Tensor:
-        cache, heads = self.cache, HEADS * self.group
-        run = kernels.BlockAttention(cache, rows=rows, live=self.nodes, heads=heads, lengths=self.lengths)
-        slots = torch.arange(cache.first_stage_slot, cache.slots, device=DEVICE)
-        run.plan(self.positions, self.mask, slots, conditioning=CONDITIONING)
-        out = torch.zeros(len(qkv), heads * WIDTH, dtype=qkv.dtype, device=DEVICE)
-        run(qkv, cache.buffer, self.mask, out)
-        return out.view(-1, rows, heads, WIDTH)
-
-
-@pytest.fixture
-def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 16)
-
-
-@pytest.mark.usefixtures("_blocks")
-@pytest.mark.parametrize(
-    ("dtype", "committed", "guided", "prompts"),
-    [
-        (torch.float32, [13, 37], 1, ()),
-        (torch.float32, [29], 2, ([21, 3], 21)),
-        (torch.bfloat16, [0], 2, ([16, 40], 43)),
-    ],
-)
-def test_attention_is_that_of_the_mask(dtype: torch.dtype, committed: list[int], guided: int, prompts: Any) -> None:
-    scene = Scene(committed, dtype, guided, *prompts)
-    rows, lines, heads = 16, len(committed) * guided, HEADS * scene.group
-    qkv = random(lines * rows, (heads + 2 * HEADS) * WIDTH, dtype=dtype, seed=4)
-    q = qkv.view(lines, rows, -1, WIDTH)[:, : scene.nodes, :heads].transpose(1, 2)
-    k, v = scene.cache.buffer.float()
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        q.float(), k, v, attn_mask=scene.mask.float()[:, None], enable_gqa=True
-    )
-    out = scene.attention(qkv, rows)[:, : scene.nodes].transpose(1, 2).float()
-    assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
-
-
-@pytest.mark.usefixtures("_blocks")
-def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
-    made, rows = [], 16
-    for padding in (0, 20):  # two blocks of prompts, and three
-        scene = Scene([29], dtype=torch.bfloat16, lengths=[21, 3], prefix=21 + padding)
-        full = random(2, 2, HEADS, 21 + TOKENS + scene.nodes, WIDTH, dtype=torch.bfloat16, seed=3)
-        scene.cache.buffer[:, :, :, padding:] = full
-        qkv = random(2 * rows, 2 * HEADS * 2 * WIDTH, dtype=torch.bfloat16, seed=4)
-        made.append(scene.attention(qkv, rows)[:, : scene.nodes])
-    assert torch.equal(*made) and made[0].any()
 
 
 @triton.jit

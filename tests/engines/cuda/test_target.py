@@ -32,38 +32,46 @@ from tests.engines.cuda.test_kernels import random
 pytestmark = pytest.mark.usefixtures("short_blocks")
 FP32, BF16 = torch.float32, torch.bfloat16
 SLOW = pytest.mark.slow
+TREE = (-1, 0, 0, 1, 1, 2, 3, 6)  # parents of nodes
 
 
-def pass_of(target: Any, lengths: list[int], is_fp8: bool) -> dict[str, Tensor]:
-    """Return what a pass over a node and its two children gives after three tokens, and the cache that it leaves."""
-    passes = Passes(target, 3, lengths=tuple(lengths), stage=3, last=0.5, device=DEVICE, is_fp8=is_fp8)
-    scores, held = passes.score([5, 7, 9], (-1, 0, 0)), passes.cache.buffer
+def pass_of(target: Any, lengths: list[int], known: int, is_fp8: bool = False, padding: int = 0) -> dict[str, Tensor]:
+    """Return what a pass over a tree gives after some tokens, and the cache that it leaves."""
+    how: dict[str, Any] = {"stage": len(TREE), "last": 0.5, "padding": padding, "device": DEVICE, "is_fp8": is_fp8}
+    passes = Passes(target, known, lengths=tuple(lengths), **how)
+    scores, held = passes.score([5, 7, 9, 3, 1, 2, 8, 4], TREE), passes.cache.buffer
     numbers = held.view(torch.float8_e4m3fn).float() if is_fp8 else held
     return {name: getattr(scores, name) for name in ("logits", "features", "tapped")} | {"cache": numbers}
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths", "weights", "is_fp8", "changes"),
+    ("kind", "lengths", "weights", "is_fp8", "known", "changes"),
     [
-        ("cublas", [1], "int8", False, {}),
-        ("cublas", [1, 1], "full", True, {"n_head": 3, "dim": 36}),  # no powers of two
-        ("fused", [1, 1], "full", False, {"n_head": 3, "dim": 48}),
-        ("fused", [1, 1], "int8", True, {"n_head": 3, "dim": 48}),
-        ("llama", [6, 3], "full", True, {"kept": 1}),
-        ("llama", [6, 3], "full", False, {"kept": 2, "has_tokens": True}),
+        ("cublas", [1], "int8", False, 13, {"block_size": 25}),
+        ("cublas", [1, 1], "full", True, 3, {"n_head": 3, "dim": 36}),  # no powers of two
+        ("fused", [1, 1], "full", False, 3, {"n_head": 3, "dim": 48}),
+        ("fused", [1, 1], "int8", True, 3, {"n_head": 3, "dim": 48}),
+        ("llama", [9, 4], "full", True, 0, {"kept": 1}),
+        ("llama", [6, 3], "full", False, 13, {"kept": 2, "has_tokens": True, "side": 5}),
     ],
 )
 def test_a_pass_gives_what_torch_gives(
-    kind: str, lengths: list[int], weights: Weights, is_fp8: bool, changes: dict[str, int]
+    kind: str, lengths: list[int], weights: Weights, is_fp8: bool, known: int, changes: dict[str, int]
 ) -> None:
     target: Any = target_of(kind, FP32, n_layer=2, **changes)
     for weight in target.parameters():
         if weight.ndim == 1:  # of norms, all 1 in a new model
             weight.data.mul_(torch.linspace(0.5, 1.5, len(weight), device=DEVICE))
     target = quantized(target, weights)
-    expected, made = (pass_of(each, lengths, is_fp8) for each in (target, KINDS[kind].prepared(target)))
+    expected, made = (pass_of(each, lengths, known, is_fp8) for each in (target, KINDS[kind].prepared(target)))
     for name in expected:
         torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_the_bits_of_a_pass_do_not_depend_on_the_padding_of_prompts() -> None:
+    prepared = LlamaTarget(llama_in(BF16, n_layer=2, side=5))
+    alone, padded = (pass_of(prepared, [6, 3], 13, padding=padding)["logits"] for padding in (0, 5))
+    assert torch.equal(alone, padded) and alone.any()
 
 
 plainly = cache(kinds.scored)
