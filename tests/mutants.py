@@ -642,14 +642,16 @@ engines/cuda/kernels.py: engines/cuda/test_kernels.py
 + 0.0)
 - GRID + image * grid_stride + place,
 + GRID + image * grid_stride + place + 1,
-- seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
-+ seen = places[:, None] == tl.where(score <= 0.0, place, -1)[None]
-- total = own + tl.sum(factors * sums, 0)
-+ total = own + tl.sum(sums, 0)
 - tl.log(tl.sum(tl.exp(scores - largest), 0))
 + tl.log(tl.sum(tl.exp(scores - largest), 0) + 1.0)
 
 engines/cuda/kernels.py: engines/cuda/test_target.py
+- seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
++ seen = places[:, None] == tl.where(score <= 0.0, place, -1)[None]
+- total = own + tl.sum(factors * sums, 0)
++ total = own + tl.sum(sums, 0)
+- tl.where(token < length, prefix - length + token, -1)
++ tl.where((token >= prefix - length) & (token < prefix), token, -1)
 - places = full * BLOCK + columns
 + places = full * BLOCK + tl.where(live > 1, SIZE - 1 - columns, columns)
 - tl.store(Y + row * DIM + at, (y * weight)
