@@ -87,8 +87,6 @@ decoding/loop.py: methods
 + places = known[:, None] + tree.shape.depths
 - places[:, : log_q.shape[1]] + 1)
 + places[:, : log_q.shape[1]])
-
-decoding/loop.py: methods
 - self.tree = tree if self.forced is None else self.forced.tree(tree, self.known)
 + self.tree = tree
 - self.cache.commit(verdict.walked, self.root)
@@ -97,15 +95,17 @@ decoding/loop.py: methods
 + places = self.places_of(self.tree, self.known)
 - counts = torch.minimum(verdict.length + 1, self.count - start)
 + counts = verdict.length + 1
+- max((self.tokens < 0).any(0).nonzero()
++ max((self.tokens < 0).all(0).nonzero()
+- return logits, self.places.gather(1, nodes)
++ return logits, self.places[:, : nodes.shape[1]]
+- return self.sampling.log_probs(self.logits, self.places, self.may_stop)
++ return self.logits[:, 0].log_softmax(-1)
 
 decoding/loop.py: decoding/test_finite.py
 - read = logits if verdict.log_q is not None else logits_at(logits, verdict.walked)
 + read = logits[:, :, :1]
 + (counts[:, None] - 1 <= ahead)
-
-decoding/loop.py: methods
-- max((self.tokens < 0).any(0).nonzero()
-+ max((self.tokens < 0).all(0).nonzero()
 
 decoding/checked.py: decoding/test_checked.py
 - is_wrong = (roots != tokens[:, 0])
@@ -147,12 +147,6 @@ decoding/row_front.py: decoding/test_row_front.py
 - features[:, :, first - 1 : first - 1 + columns]
 + features[:, :, first : first + columns]
 
-decoding/loop.py: methods
-- return logits, self.places.gather(1, nodes)
-+ return logits, self.places[:, : nodes.shape[1]]
-- return self.sampling.log_probs(self.logits, self.places, self.may_stop)
-+ return self.logits[:, 0].log_softmax(-1)
-
 decoding/statistics.py: methods
 - is_accepted = (is_inside & (steps < length))
 + is_accepted = (is_inside & (steps <= length))
@@ -170,8 +164,6 @@ verifiers/coupling.py: proof/test_exact.py
 + noise.uniform(rows.places, 2)
 - sampled, log_p, cost)
 + sampled, log_p if tree.log_q is None else tree.log_q.where(pad(is_kept, (0, 1))[..., None], log_p), cost)
-
-verifiers/coupling.py: proof/test_exact.py
 - (q - kept).sum(-1, keepdim=True) * p
 + (1 - (q - kept).sum(-1, keepdim=True)) * p
 
@@ -240,28 +232,30 @@ verifiers/relaxations/distributions.py: verifiers/relaxations/test_bounded.py
 verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
 - r = p + taken - surplus * share[:, None]
 + r = p + taken - surplus
+- is_skipped = depths < self.skip
++ is_skipped = depths <= self.skip
+- lost.mul_(share)
++ lost.mul_(1.0)
 
 verifiers/relaxations/acceptance.py: verifiers/relaxations/test_by_hand.py
 - window = place + around
 + window = trial.tokens[:, None] + around
+- clamp(max=self.epsilon)
++ clamp(min=self.epsilon)
 
 verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - return float(self.delta)
 + return float(self.delta) / 2
-
-verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - return float(self.lambda_ - 1)
 + return float(self.lambda_)
-
-verifiers/relaxations/neighbours.py: verifiers/relaxations/test_bounded.py
-- is_taken = sums <= budget.double()[..., None]
-+ is_taken = masses.double() <= budget.double()[..., None]
-
-verifiers/relaxations/neighbours.py: verifiers/relaxations/test_by_hand.py
 - trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
 + trial.p.gather(1, near)
 - self.table[trial.tokens, : self.k + 1]
 + self.table[trial.tokens, : self.k]
+
+verifiers/relaxations/neighbours.py: verifiers/relaxations/test_bounded.py
+- is_taken = sums <= budget.double()[..., None]
++ is_taken = masses.double() <= budget.double()[..., None]
 
 verifiers/relaxations/rule.py: verifiers/test_by_hand.py
 - return self.q.gather(1, self.tokens[:, None])[:, 0]
@@ -270,14 +264,6 @@ verifiers/relaxations/rule.py: verifiers/test_by_hand.py
 verifiers/relaxations/acceptance.py: verifiers/test_relaxed.py
 - torch.expm1(self.samples * torch
 + torch.expm1((self.samples - 1) * torch
-
-verifiers/relaxations/acceptance.py: verifiers/relaxations/test_by_hand.py
-- clamp(max=self.epsilon)
-+ clamp(min=self.epsilon)
-
-verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
-- is_skipped = depths < self.skip
-+ is_skipped = depths <= self.skip
 
 methods/method.py: methods/test_method.py
 - else f"parts/{self.name}"
@@ -294,12 +280,8 @@ drafters/combined.py: drafters/test_sam.py
 drafters/combined.py: drafters/test_small_models.py
 - level.first, depth)
 + level.first, depth - 1)
-
-drafters/combined.py: drafters/test_small_models.py
 - self.known[:, None] + depths - 1
 + self.known[:, None] + depths
-
-drafters/combined.py: drafters/test_small_models.py
 - 0, self.held.depths[1:])
 + 0, self.held.depths[:-1])
 
@@ -318,18 +300,14 @@ drafters/eagle/drafter.py: drafters/test_dynamic.py
 drafters/eagle/networks.py: drafters/test_eagle.py
 - return torch.cat([self.embed_tokens(tokens), features], dim=-1)
 + return torch.cat([features, self.embed_tokens(tokens)], dim=-1)
-
-drafters/eagle/networks.py: drafters/test_eagle.py
 - self.fc.weight.data[:, -self.config.dim :]
 + self.fc.weight.data[:, : self.config.dim]
+- return min(depth // self.config.per_layer,
++ return min((depth + 1) // self.config.per_layer,
 
 drafters/eagle/drafter.py: drafters/test_eagle.py
 - sort(descending=True, stable=True)
 + sort(descending=False, stable=True)
-
-drafters/eagle/networks.py: drafters/test_eagle.py
-- return min(depth // self.config.per_layer,
-+ return min((depth + 1) // self.config.per_layer,
 
 drafters/eagle/networks.py: drafters/test_drafts_match_training.py
 - there <= here - done
@@ -348,16 +326,10 @@ drafters/base.py: drafters/test_drafts_match_training.py
 drafters/heads.py: drafters/test_drafts_match_training.py
 - (known[:, None] + self.held.steps_ahead)
 + (known[:, None] + 1 + self.held.steps_ahead)
-
-drafters/heads.py: drafters/test_drafts_match_training.py
 - predicted[:, :-reach, head]
 + predicted[:, reach:, head]
-
-drafters/heads.py: drafters/test_drafts_match_training.py
 - (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
 + (is_mask & is_mask[:, None] & (steps == steps[:, None]))
-
-drafters/heads.py: drafters/test_drafts_match_training.py
 - below = self.held.places + self.module.config.grid
 + below = self.held.places + self.module.config.grid - 1
 
@@ -366,54 +338,34 @@ drafters/lookup.py: drafters/test_sam.py
 + .masked_fill(past.known[:, None] < 0, -2)
 - FIELDS = ((0, -1), (-1, 0)
 + FIELDS = ((-1, 0), (0, -1)
-
-drafters/lookup.py: drafters/test_sam.py
 - held.known[:, None] + steps, step.tokens)
 + held.known[:, None] + steps - 1, step.tokens)
-
-drafters/lookup.py: drafters/test_sam.py
 - context.lengths[:, parents, :, :-1] + 1
 + context.lengths[:, parents, :, 1:] + 1
-
-drafters/lookup.py: drafters/test_sam.py
 - torch.cdist(points, centres).argmin(1)
 + torch.cdist(points, centres).argmax(1)
 
 drafters/policies.py: drafters/policies
 - (self.nodes / depth).ceil()
 + (self.nodes / depth).floor()
-
-drafters/policies.py: drafters/policies
 - pool.values >= math.log(self.threshold)
 + pool.values < math.log(self.threshold)
-
-drafters/policies.py: drafters/policies
 - (layer.depth >= self.check)
 + (layer.depth > self.check)
-
-drafters/policies.py: drafters/policies
 - layer.log_q if self.value == "q" else layer.match
 + layer.match if self.value == "q" else layer.log_q
-
-drafters/policies.py: drafters/policies
 - torch.minimum(places, known[:, None]) - 1
 + places - 1
-
-drafters/policies.py: drafters/policies
 - depth + (depth == pool.deepest)
 + depth
-
-drafters/policies.py: drafters/policies
 - self._is_over = self._is_over | (
 + self._is_over = (
+- (layer.depth > 0)
++ (layer.depth > 1)
 
 drafters/records.py: drafters/policies
 - is_tested = on_path.gather(1, parents)
 + is_tested = on_path
-
-drafters/policies.py: drafters/policies
-- (layer.depth > 0)
-+ (layer.depth > 1)
 
 core/types.py: drafters
 - reach *= 2
@@ -438,14 +390,12 @@ drafters/trees.py: drafters
 drafters/windows.py: drafters/test_windows.py
 - index = counts[:, None] + steps
 + index = counts[:, None] + steps + 1
+- (step.counts[:, None] + self.held.steps).clamp(max=self.depth)
++ (step.counts[:, None] + self.held.steps - 1).clamp(max=self.depth)
 
 drafters/windows.py: proof/test_exact.py
 - own.masked_fill(is_new[..., None], 0.0)
 + own.masked_fill(is_new[..., None], -1.0)
-
-drafters/windows.py: drafters/test_windows.py
-- (step.counts[:, None] + self.held.steps).clamp(max=self.depth)
-+ (step.counts[:, None] + self.held.steps - 1).clamp(max=self.depth)
 
 engines/pass_times.py: engines/cuda/test_trial.py
 - self.cache.first.fill_(1)
@@ -456,6 +406,8 @@ engines/pass_times.py: engines/cuda/test_trial.py
 engines/pass_times.py: engines/test_pass_times.py
 - mask[..., : begin + node] =
 + mask[..., : begin + node - 1] =
+- * (nodes - low) / (high - low)
++ * (high - nodes) / (high - low)
 
 engines/engine.py: engines/test_engine.py
 - return nodes <= MOST_WIDE
@@ -464,10 +416,6 @@ engines/engine.py: engines/test_engine.py
 + {}
 - narrows(config, can_wait=can_wait)
 + narrows(config)
-
-engines/pass_times.py: engines/test_pass_times.py
-- * (nodes - low) / (high - low)
-+ * (high - nodes) / (high - low)
 
 core/weights.py: engines/cpu/test_target.py
 - if of != weights or made is None:
@@ -478,8 +426,6 @@ engines/cpu/build.py: engines/cpu/test_build.py
 + if not record:
 - names = [library_name(variant) for variant in supported()]
 + names = [library_name(variant) for variant in supported()[::-1]]
-
-engines/cpu/build.py: engines/cpu/test_build.py
 - if variant.features <= features()
 + if variant.features >= features()
 
@@ -518,10 +464,6 @@ engines/cpu/mixture.h: engines/cpu/test_sampling.py
 + cap * own
 - std::min(delta * UNITS / std::max(total, 1.0), 1.0)
 + std::min(delta * UNITS / std::max(total, 1.0), 1.001)
-
-verifiers/relaxations/distributions.py: verifiers/relaxations/test_by_hand.py
-- lost.mul_(share)
-+ lost.mul_(1.0)
 
 engines/cpu/steps.cpp: engines/cpu/test_steps.py
 - return ends || is_new;
@@ -606,8 +548,6 @@ engines/cuda/fused.py: engines/cuda/test_target.py
 + made = tl.sum(total, 0)
 - SCALE, STEP * pair + APART, inside)
 + SCALE, STEP * pair, inside)
-
-engines/cuda/fused.py: engines/cuda/test_target.py
 - even, odd = one * cos - two * sin, two * cos + one * sin
 + even, odd = one * cos - two * sin, two * cos - one * sin
 
@@ -620,20 +560,20 @@ engines/cuda/fused_eagle.py: engines/cuda/test_target.py
 engines/cuda/target.py: engines/cuda/test_target.py
 - entered[number] = self._live(x, attention).clone()
 + entered[number] = self._live(x, attention)
+- rope_positions = positions if attention.lengths is None else positions + attention.lengths
++ rope_positions = positions
 
 engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - if state.index < SETTLING_ROUNDS:
 + if state.index < 0:
-
-decoding/wave.py: engines/cuda/test_reuse.py
-- SETTLING_ROUNDS = 2
-+ SETTLING_ROUNDS = 0
-
-engines/cuda/graphs.py: engines/cuda/test_reuse.py
 - and self.is_forced == (state.forced is not None)
 + and True
 - copy_all(old, new)
 + return step
+
+decoding/wave.py: engines/cuda/test_reuse.py
+- SETTLING_ROUNDS = 2
++ SETTLING_ROUNDS = 0
 
 engines/cuda/kernels.py: engines/cuda/test_kernels.py
 - small = (size + 16384.0)
@@ -644,6 +584,12 @@ engines/cuda/kernels.py: engines/cuda/test_kernels.py
 + GRID + image * grid_stride + place + 1,
 - tl.log(tl.sum(tl.exp(scores - largest), 0))
 + tl.log(tl.sum(tl.exp(scores - largest), 0) + 1.0)
+- scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)
++ scores = tl.where(inside & (scores != scores), -1e38, scores)
+- chance = (top - largest) / spread - log_sum
++ chance = top - largest - log_sum
+- bound = least_of(scores, VALUES + image * values_stride)
++ bound = least_of(scores, VALUES)
 
 engines/cuda/kernels.py: engines/cuda/test_target.py
 - seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
@@ -669,10 +615,6 @@ engines/cuda/__init__.py: engines/test_engine.py
 - while rows > 1 and lines * rows > RIDGE:
 + while rows > 1 and lines * rows > 2 * RIDGE:
 
-engines/cuda/target.py: engines/cuda/test_target.py
-- rope_positions = positions if attention.lengths is None else positions + attention.lengths
-+ rope_positions = positions
-
 engines/cuda/target.py: engines/cuda/test_kernels.py
 - table = None if purpose is None else noise.gumbel_table(purpose)
 + table = None if purpose is None else noise.gumbel_table()
@@ -692,6 +634,8 @@ engines/cuda/walk.py: engines/cuda/test_walk.py
 + p_scale = p_scale * 1.0
 - tl.store(NEXT + image, tl.load(SAMPLED + image * nodes + last))
 + tl.store(NEXT + image, tl.load(SAMPLED + image * nodes))
+- for start in range(0, SIZE, CHUNK):
++ for start in range(0, CHUNK, CHUNK):
 
 engines/cuda/relax.py: engines/cuda/test_walk.py
 - (TOKEN_COUNT - 1 - at)
@@ -704,14 +648,6 @@ engines/cuda/relax.py: engines/cuda/test_walk.py
 engines/cuda/target.py: engines/cuda/test_walk.py
 - return verifier.complete(verdict, tree, rows, relaxed)
 + return verdict
-
-engines/cuda/walk.py: engines/cuda/test_walk.py
-- for start in range(0, SIZE, CHUNK):
-+ for start in range(0, CHUNK, CHUNK):
-
-engines/cuda/kernels.py: engines/cuda/test_kernels.py
-- scores = tl.where(inside & (scores == float("-inf")), -1e38, scores)
-+ scores = tl.where(inside & (scores != scores), -1e38, scores)
 
 engines/cuda/couple.py: engines/cuda/test_walk.py
 - length = tl.min(tl.where(is_kept, NODES, number), 0)
@@ -756,12 +692,6 @@ engines/cuda/kernels.py: engines/cuda/test_walk.py
 + * tl.load(VALUES)
 - tl.load(VALUES + image * values_stride + 1)
 + tl.load(VALUES + 1)
-
-engines/cuda/kernels.py: engines/cuda/test_kernels.py
-- chance = (top - largest) / spread - log_sum
-+ chance = top - largest - log_sum
-- bound = least_of(scores, VALUES + image * values_stride)
-+ bound = least_of(scores, VALUES)
 
 decoding/loop.py: engines/cuda/test_reuse.py
 - (sampling or state.sampling).values(
