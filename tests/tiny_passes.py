@@ -13,7 +13,7 @@ class Passes:
     """A cache in which `known` tokens are committed, and passes over nodes that follow them.
 
     Images are alike. There is a row of each for each of the `lengths` of its prompts, behind `padding`; LlamaGen's
-    prompts are one slot.
+    prompts are one slot, or with `padding` two alike.
     Inputs of the last row are `last` times those of the first.
     """
 
@@ -40,13 +40,16 @@ class Passes:
             generator=torch.Generator().manual_seed(3),
         )
         shown = torch.arange(prefix) >= prefix - torch.tensor(lengths)[:, None]
-        self.shown = torch.full((images, 1), 1.5) if prefix == 1 else shown.expand(images, -1, -1)
-        if prefix == 1:
+        self.shown = shown.expand(images, -1, -1)
+        if max(lengths) == 1:
             held[0::2, :, :, 0] = 0
+            self.shown = torch.linspace(1.5, -0.5, prefix).expand(images, -1)
         else:
             cache.first.copy_(torch.tensor(lengths).repeat(images)[:, None])
         cache.buffer.copy_(cache.stored(torch.full(cache.buffer.shape, 0.7)))  # where nothing is seen
         cache.buffer[:, :, :, padding : prefix + known] = cache.stored(held).to(device).repeat(1, images, 1, 1, 1)
+        if max(lengths) == 1:
+            cache.buffer[:, :, :, :padding] = cache.buffer[:, :, :, padding:prefix]
 
     @torch.no_grad()
     def score(self, tokens: list[int], parents: tuple[int, ...], known: int | None = None) -> Any:

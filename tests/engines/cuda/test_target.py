@@ -45,25 +45,26 @@ def pass_of(target: Any, lengths: list[int], known: int, is_fp8: bool = False, p
 
 
 @pytest.mark.parametrize(
-    ("kind", "lengths", "weights", "is_fp8", "known", "changes"),
+    ("kind", "lengths", "weights", "is_fp8", "known", "padding", "changes"),
     [
-        ("cublas", [1], "int8", False, 13, {"block_size": 25}),
-        ("cublas", [1, 1], "full", True, 3, {"n_head": 3, "dim": 36}),  # no powers of two
-        ("fused", [1, 1], "full", False, 3, {"n_head": 3, "dim": 48}),
-        ("fused", [1, 1], "int8", True, 3, {"n_head": 3, "dim": 48}),
-        ("llama", [9, 4], "full", True, 0, {"kept": 1}),
-        ("llama", [6, 3], "full", False, 13, {"kept": 2, "has_tokens": True, "side": 5}),
+        ("cublas", [1], "int8", False, 13, 1, {"block_size": 25}),
+        ("cublas", [1, 1], "full", True, 3, 0, {"n_head": 3, "dim": 36}),  # no powers of two
+        ("fused", [1, 1], "full", False, 3, 1, {"n_head": 3, "dim": 48}),
+        ("fused", [1, 1], "int8", True, 3, 0, {"n_head": 3, "dim": 48}),
+        ("llama", [9, 4], "full", True, 0, 0, {"kept": 1}),
+        ("llama", [6, 3], "full", False, 13, 2, {"kept": 2, "has_tokens": True, "side": 5}),
     ],
 )
 def test_a_pass_gives_what_torch_gives(
-    kind: str, lengths: list[int], weights: Weights, is_fp8: bool, known: int, changes: dict[str, int]
+    kind: str, lengths: list[int], weights: Weights, is_fp8: bool, known: int, padding: int, changes: dict[str, int]
 ) -> None:
     target: Any = target_of(kind, FP32, n_layer=2, **changes)
     for weight in target.parameters():
         if weight.ndim == 1:  # of norms, all 1 in a new model
             weight.data.mul_(torch.linspace(0.5, 1.5, len(weight), device=DEVICE))
     target = quantized(target, weights)
-    expected, made = (pass_of(each, lengths, known, is_fp8) for each in (target, KINDS[kind].prepared(target)))
+    both = target, KINDS[kind].prepared(target)
+    expected, made = (pass_of(each, lengths, known, is_fp8, padding) for each in both)
     for name in expected:
         torch.testing.assert_close(made[name], expected[name], atol=1e-4, rtol=1e-4, msg=name)
 
