@@ -210,7 +210,7 @@ def couples(seed: int, choice: random.Random) -> int:
 KINDS: tuple[Callable[[int, random.Random], int], ...] = (rejects, groups, matches, moves)
 
 
-RARE = (40, 44, 155, 187, 8739)  # COOL residuals, more surplus than is moved, takers that lack as much
+RARE = (40, 44, 155, 187, 383, 8739)  # COOL residuals, more surplus than is moved, takers that lack as much
 
 
 @pytest.mark.parametrize(
