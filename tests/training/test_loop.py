@@ -305,7 +305,7 @@ def test_a_resumed_training_has_the_settings_of_its_config(tmp_path: Path) -> No
     task = Decaying()
     task.weight_decay = 0.5
     optimizer = Run(task, CONFIG, tmp_path, None, "").optimizers[0]
-    assert optimizer.param_groups[0]["weight_decay"] == 0.5 and optimizer.state[task.net[0].weight]["step"] > 0
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5 and optimizer.state[next(task.parameters())]["step"] > 0
 
 
 def test_log_and_events_hold_losses_figures_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
