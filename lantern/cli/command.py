@@ -177,9 +177,13 @@ def open_streams() -> None:
 
 
 def complain(message: str) -> None:
-    """Print an error as one line on stderr, without characters that a terminal would obey."""
-    shown = (one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(message.split()))
-    print(f"lantern: error: {''.join(shown)}", file=sys.stderr, flush=True)
+    """Print an error as one line on stderr."""
+    print(f"lantern: error: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes in place of characters that a terminal would obey."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def outcome(failures: Collection[str]) -> int:

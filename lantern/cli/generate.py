@@ -23,6 +23,7 @@ from lantern.cli.command import (
     explained,
     named,
     opt,
+    printable,
     run_command,
     say,
 )
@@ -167,7 +168,8 @@ def generate(
     if inputs.list_words or inputs.list_names:
         from lantern.models.llamagen.text import list_names, read_words
 
-        print("\n".join((read_words if inputs.list_words else list_names)(resolve_model(model))))
+        listed = (read_words if inputs.list_words else list_names)(resolve_model(model))
+        print("\n".join(map(printable, listed)))
         return
     prompts = _prompts(prompt, prompts_file, class_label)
     rank, processes = launched()

@@ -140,7 +140,10 @@ class Prepared:
                 with atomic_write(path) as temporary, temporary.open("wb") as file:
                     np.save(file, found.numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
-            found = torch.from_numpy(np.load(path, mmap_mode="c"))
+            kept = np.load(path, mmap_mode="c")
+            if kept.dtype != np.uint8 or kept.ndim != 4:
+                raise ValueError(f"it has {kept.ndim} axes of {kept.dtype}, wanted 4 of uint8")
+            found = torch.from_numpy(kept)
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
@@ -164,7 +167,10 @@ class Prepared:
 
         with _opened(self.folder / PICTURES) as tar, ThreadPoolExecutor(os.cpu_count()) as threads:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
-            return torch.stack(list(threads.map(pixels, files)))
+            found = list(threads.map(pixels, files))
+            if len({one.shape for one in found}) != 1:
+                raise tarfile.ReadError("wanted images of one size")
+            return torch.stack(found)
 
 
 @contextmanager

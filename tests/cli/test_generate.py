@@ -218,3 +218,5 @@ def test_words_and_names_are_listed_where_they_are_recorded(copied: Path, capsys
     for name, names in ((NAMES_NAME, ["dog", "red apple"]), (RECOGNISED_NAME, ["red apple"])):
         write_names(copied / name, names)
         assert printed(capsys, "generate", "--model", str(copied), "--list-names").splitlines() == names
+    write_names(copied / RECOGNISED_NAME, ["\x1b[31mdog"])  # which would colour the terminal
+    assert printed(capsys, "generate", "--model", str(copied), "--list-names").strip() == r"\x1b[31mdog"

@@ -200,12 +200,16 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
     kept = kept.rename(tmp_path / "pictures.tar")
     first += 1
     assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7]
-    (tmp_path / "out" / "pictures.npy").write_bytes(b"torn")
+    cache = tmp_path / "out" / "pictures.npy"
+    cache.write_bytes(b"torn")
     refused(prepared.images, match=r"pictures\.npy cannot be read .*remove it")
-    (tmp_path / "out" / "pictures.npy").unlink()
+    np.save(cache, np.zeros((1, 3, 16, 16)))
+    refused(prepared.images, match=r"pictures\.npy cannot be read .*4 axes of float64, wanted 4 of uint8.*remove it")
+    cache.unlink()
     kept = kept.rename(tmp_path / "out" / "pictures.tar")
     whole = kept.read_bytes()
-    for torn in (b"torn", whole[:600], whole.replace(b"PNG", b"GNP")):
+    archive(tmp_path / "two.tar", {f"{side}.png": encoded(np.zeros((side, side, 3), np.uint8)) for side in (8, 16)})
+    for torn in (b"torn", whole[:600], whole.replace(b"PNG", b"GNP"), (tmp_path / "two.tar").read_bytes()):
         kept.write_bytes(torn)
         refused(prepared.images, match=r"pictures\.tar is damaged .*prepare it again")
     for torn in (b"torn", whole[:600]):
