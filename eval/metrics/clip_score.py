@@ -80,10 +80,9 @@ def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
 
 def cut_prompts(prompts: Sequence[str]) -> int:
     """Return how many prompts are longer than CLIP's text length."""
-    from open_clip.tokenizer import SimpleTokenizer
+    from open_clip import tokenize
 
-    tokenizer = SimpleTokenizer()
-    return sum(len(tokenizer.encode(prompt)) > LENGTH - 2 for prompt in prompts)
+    return int((tokenize(list(prompts), LENGTH + 1)[:, -1] != 0).sum())
 
 
 def clip_scores(pictures: Float[Tensor, "n c"], prompts: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
