@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from lantern.core.types import Raster
 from lantern.models.llamagen.vqvae import CODEBOOK_USED, VQVAE, VQConfig
 from lantern.models.transformers import emu35
 from lantern.models.transformers.chameleon import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
+from lantern.models.transformers.janus import JanusTokens
 from lantern.models.transformers.loading import FAMILIES
+from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
 from lantern.models.transformers.tokens_only import SIMPLEAR_UNCONDITIONAL
 
 DATA = Path(__file__).parent / "data"
@@ -296,3 +299,19 @@ def renamed(state: dict[str, torch.Tensor], layout: str) -> dict[str, torch.Tens
 def released(decoder: VQDecoder) -> dict[str, torch.Tensor]:
     """The tensors of a decoder of two levels under VQGAN's names: levels begin with the highest resolution."""
     return renamed(decoder.state_dict(), "vqgan")
+
+
+def llama(*, n_layer: int = 1, kept: int = 1, side: int = 3, has_tokens: bool = False) -> TransformersTarget:
+    """Return Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` its tokens are words."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": n_layer}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
+    body = randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
+    inner, words = make("janus").model, body.embed_tokens
+    embedding, head = JanusTokens(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
+    if has_tokens:
+        tokens = torch.arange(31, 11, -1)
+        embedding, head = TokenEmbedding(words, tokens), TokenHead(randomise(torch.nn.Linear(32, 32)), tokens)
+    how: dict[str, Any] = {"tokens": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
+    return TransformersTarget(body, words, embedding, head, **how)

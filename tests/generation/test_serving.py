@@ -41,7 +41,7 @@ from lantern.generation.serving.worker import Job, RefusedError, Row, Worker
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import TextEncoder
 from tests.cli.calls import Capture, refused_by
-from tests.engines.cuda.test_wave import ENGINE
+from tests.engines.cuda.claimed import RehearsedEngine
 from tests.generation.served import KEY, PROMPT, Served, image
 from tests.refusals import refused
 from tests.tiny_transformers import save
@@ -308,7 +308,7 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, methods:
 
 
 def test_pictures_of_a_wave_promise_the_distribution(model: Model) -> None:
-    worker = Hearing(replace(model, engine=ENGINE), batch=3)
+    worker = Hearing(replace(model, engine=RehearsedEngine()), batch=3)
     kept = worker.ask(0, 1, 2)[2]
     kept.kept = KeptPart(model, torch.zeros(8, 8, 3, dtype=torch.uint8), torch.eye(4, dtype=torch.bool))
     worker.finish()

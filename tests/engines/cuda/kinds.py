@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lantern.core.config import KvCache
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Raster, Step
+from lantern.core.types import Condition, Generation, Step
 from lantern.decoding.loop import State
 from lantern.decoding.rounds import Joint
 from lantern.drafters.eagle.networks import Eagle
@@ -19,8 +19,7 @@ from lantern.engines.engine import Engine
 from lantern.generation.generator import Decoder, build_decoder
 from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
-from lantern.models.transformers.janus import JanusTokens
-from lantern.models.transformers.target import TokenEmbedding, TokenHead, TransformersTarget
+from lantern.models.transformers.target import TransformersTarget
 from tests import tiny_transformers as tiny
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import chosen_from
@@ -58,22 +57,8 @@ def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
     return tiny_target(**({"block_size": TOKENS, "dim": 16, "n_head": 1, "n_layer": 1} | changes)).to(DEVICE, dtype)
 
 
-def llama_in(
-    dtype: torch.dtype, *, n_layer: int = 1, kept: int = 1, side: int = 3, has_tokens: bool = False
-) -> TransformersTarget:
-    """Return Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` its tokens are words."""
-    from transformers import LlamaConfig, LlamaModel
-
-    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": n_layer}
-    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
-    body = tiny.randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
-    inner, words = tiny.make("janus").model, body.embed_tokens
-    embedding, head = JanusTokens(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
-    if has_tokens:
-        tokens = torch.arange(31, 11, -1)
-        embedding, head = TokenEmbedding(words, tokens), TokenHead(tiny.randomise(torch.nn.Linear(32, 32)), tokens)
-    how: dict[str, Any] = {"tokens": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
-    return TransformersTarget(body, words, embedding, head, **how).to(DEVICE, dtype)
+def llama_in(dtype: torch.dtype, **changes: Any) -> TransformersTarget:
+    return tiny.llama(**changes).to(DEVICE, dtype)
 
 
 def target_of(kind: str, dtype: torch.dtype, **changes: Any) -> Any:

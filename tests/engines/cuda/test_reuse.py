@@ -23,8 +23,8 @@ from lantern.generation.requests import Request
 from lantern.generation.serving.worker import Job, Worker
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
+from tests import tiny_transformers
 from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
-from tests.engines.cuda.kinds import llama_in
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
@@ -59,7 +59,7 @@ def test_another_batch_and_changed_weights_are_captured_anew_and_tokens_given_ar
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi"])
 def test_prompts_of_tokens_of_another_length_are_replayed(name: str) -> None:
-    target = llama_in(torch.float32, side=4)
+    target = tiny_transformers.llama(side=4)
     tokens = torch.randint(1, 32, (1, 2, 40), generator=torch.Generator().manual_seed(0))
     eager, graphed = (decoder_of(name, target, engine) for engine in (EAGER, None))
     for length, captured in ((6, 1), (9, 1), (32, 1), (33, 2), (40, 2)):

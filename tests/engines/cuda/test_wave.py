@@ -17,8 +17,8 @@ from lantern.engines.cuda.graphs import forget_all
 from lantern.engines.engine import EAGER
 from lantern.generation.generator import Decoder
 from lantern.methods import METHODS
+from tests import tiny_transformers
 from tests.engines.cuda.claimed import Rehearsed, RehearsedEngine
-from tests.engines.cuda.kinds import llama_in
 from tests.tiny import wide_target
 from tests.tiny_decoder import CONDITION, small_method, tiny_decoder
 
@@ -112,7 +112,7 @@ def test_the_graph_of_a_wave_serves_later_waves_until_memory_runs_out(monkeypatc
 
 
 def test_a_wave_reads_weights_as_they_are_and_prompts_of_its_length() -> None:
-    target: Any = llama_in(torch.float32, side=4)
+    target: Any = tiny_transformers.llama(side=4)
     tokens = torch.randint(1, 32, (1, 2, 40), generator=torch.Generator().manual_seed(0))
     *made, eager = (tiny_decoder("plain", target, SAMPLING, engine=one) for one in (ENGINE, ENGINE, EAGER))
     joint = Joint(ENGINE.group, ENGINE.drive)
