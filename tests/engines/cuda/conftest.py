@@ -18,5 +18,6 @@ with suppress(ImportError):  # replace Triton's language once, and look for no o
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of four positions, so that trees cross their borders; a GPU multiplies tiles of 16 at least."""
+    pytest.importorskip("triton", reason="Triton is not installed")
     if not torch.cuda.is_available():
         monkeypatch.setattr("lantern.engines.cuda.kernels.BLOCK", 4)
