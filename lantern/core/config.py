@@ -109,7 +109,7 @@ def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str |
     """
     given, missing = build_fields(kind, values, source=source, prefix=prefix), dataclasses.MISSING
     for field in dataclasses.fields(cast(Any, kind)):
-        if field.init and field.name not in values and field.default is field.default_factory is missing:
+        if field.init and field.name not in values and field.default is missing and field.default_factory is missing:
             raise ValueError(f"{source}: key {prefix + field.name!r} is missing")
     try:
         return kind(**given)

@@ -32,7 +32,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from lantern.core.config import one_line, read_json_object
+from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import atomic_write, sha256_of, write_json
 from lantern.core.process import Stopping
 from lantern.generation.images import read_image
@@ -113,10 +113,7 @@ class Prepared:
         try:
             digest = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["sha256"]
             lines = (folder / RECORDS).read_text(encoding="utf-8").splitlines()
-            records = []
-            for values in map(json.loads, lines):
-                captions = tuple((str(text), float(weight)) for text, weight in values.pop("captions"))
-                records.append(Record(captions=captions, concepts=tuple(values.pop("concepts")), **values))
+            records = [build_config(Record, json.loads(line), source=RECORDS) for line in lines]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, digest)

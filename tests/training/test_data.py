@@ -112,9 +112,7 @@ def test_a_torn_shard_and_a_folder_of_other_files_are_refused(tmp_path: Path) ->
     assert "holds no prepared data" in refused(Prepared.open, tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
     (tmp_path / SUMMARY).write_text('{"sha256": ""}')
-    wrong = (
-        '{"image": 0, "captions": [["a cat", "much"]], "kind": "plain", "concepts": [], "style": "", "split": "train"}'
-    )
+    wrong = '{"image": 0, "captions": [[null, 1.0]], "kind": "plain", "concepts": [], "style": "", "split": "train"}'
     for damaged in ("3", "[" * 100_000, wrong):
         (tmp_path / RECORDS).write_text(damaged)
         assert "holds no prepared data" in refused(Prepared.open, tmp_path)
